@@ -1,0 +1,421 @@
+"""What an examination found: plain numbers, to and from JSON.
+
+A measurement is a fact. Verdicts, points, hints and sentences are not in here; `judging`, `diagnosis` and `report`
+recompute them from these facts and the assignment whenever either changes.
+
+Numbers are finite. A value that could not be computed (a NaN output, a wrong shape) is None, and a count beside it
+says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+FORMAT = 1
+
+
+class FailureKind(enum.StrEnum):
+    """How a file or a call of it failed to give a result. The value is also the fault label."""
+
+    SYNTAX_ERROR = "syntax-error"
+    IMPORT_ERROR = "import-error"
+    ENTRY_MISSING = "entry-missing"
+    ENTRY_AMBIGUOUS = "entry-ambiguous"
+    WRONG_SIGNATURE = "wrong-signature"
+    RAISES = "raises"
+    COMPILE_ERROR = "compile-error"
+    WRONG_RESULT_TYPE = "wrong-result-type"
+    PYTHON_EXIT = "python-exit"
+    CRASHED = "crashed"
+    NOT_OURS = "broken-protocol"
+    TIME_LIMIT = "infinite-loop"
+    MEMORY_LIMIT = "memory-bomb"
+    OUTPUT_LIMIT = "prints-flood"
+    PROCESS_LIMIT = "process-limit"
+    SCRATCH_LIMIT = "disk-limit"
+
+
+LIMITS = frozenset(
+    {
+        FailureKind.TIME_LIMIT,
+        FailureKind.MEMORY_LIMIT,
+        FailureKind.OUTPUT_LIMIT,
+        FailureKind.PROCESS_LIMIT,
+        FailureKind.SCRATCH_LIMIT,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One failure of the student's file."""
+
+    kind: FailureKind
+    message: str  # first lines of what was said, bounded; hostile text
+    line: int | None = None  # of the student's file
+    traceback: str = ""  # bounded, only frames of the student's file and of triton; hostile text
+    stage: str = "load"  # "load" or the name of the probe that was running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worst:
+    """The element that is furthest from the oracle. `got` is None when it is not a finite number."""
+
+    index: tuple[int, ...]
+    got: float | None
+    want: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRun:
+    """One output of one probe, held against the float64 oracle."""
+
+    name: str
+    shape: tuple[int, ...]
+    want_shape: tuple[int, ...]
+    dtype: str
+    want_dtype: str
+    rel_error: float | None  # max |got - want| / max |want|; None when not finite or the shape is wrong
+    baseline_rel_error: float  # the naive baseline in the student's dtype, against the same oracle
+    n_elements: int
+    n_not_finite: int  # in the student's output, where the oracle is finite
+    n_wrong: int  # beyond the limit in force when it was measured
+    limit: float  # that limit
+    worst: Worst | None = None
+    first_wrong: Worst | None = None  # lowest index beyond the limit
+    wrong_rows: tuple[int, ...] = ()  # up to 16 indices along the second-last axis with a wrong element
+    n_wrong_rows: int = 0
+    n_rows: int = 0
+    error_map: tuple[tuple[float | None, ...], ...] = ()  # block means of |got - want|, at most 16 x 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something the instrumented interpreter saw: an out-of-bounds access, a race, a read of unwritten memory."""
+
+    kind: str  # out-of-bounds-load | out-of-bounds-store | outside-view-load | ... | race-write-write | ...
+    message: str  # one sentence; hostile text
+    arg: str | None = None
+    line: int | None = None
+    probe: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeMeasured:
+    """A probe that ran to its end."""
+
+    name: str
+    outputs: tuple[OutputRun, ...]
+    largest_score: float  # largest |score| of the inputs; tolerances grow with it
+    repeat_equal: bool | None = None  # two equal calls gave equal bits; None where not tried
+    inputs_unchanged: bool = True
+    guards_intact: bool = True  # the NaN bands around inputs and results
+    first_result_kept: bool | None = None  # the first result after a second call on the same buffers
+    findings: tuple[Finding, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeFailed:
+    """A probe that gave no result."""
+
+    name: str
+    failure: Failure
+    seconds: float = 0.0
+
+
+ProbeRun = ProbeMeasured | ProbeFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MistakeOnProbe:
+    """How a known mistake's outputs lie to the student's and to the oracle's, on one probe."""
+
+    probe: str
+    distance: float | None  # student to mistake, largest over outputs, relative; None: not comparable
+    own_error: float | None  # mistake to oracle, the same way; None: not finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MistakeMatch:
+    """One known mistake held against the student's outputs, on all probes that ran."""
+
+    label: str
+    tile: int | None  # tile width tried, for mistakes that depend on it
+    probes: tuple[MistakeOnProbe, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPoint:
+    """Device memory at one size, above the inputs, in bytes."""
+
+    size: int  # along the swept axis
+    peak_bytes: int
+    backward_peak_bytes: int | None = None
+    kept_bytes: int = 0  # alive after the forward: outputs and what was saved
+    naive_bytes: int = 0  # what the naive baseline needs, same meaning as peak_bytes
+    reference_bytes: int = 0  # what the reference kernel needs
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """A tensor's memory that the student's code allocated."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelArgument:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    requested_load_bytes: int
+    unique_load_bytes: int
+    requested_store_bytes: int
+    unique_store_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One launch of a Triton kernel in the instrumented interpreter."""
+
+    kernel: str  # hostile text
+    line: int | None
+    grid: tuple[int, ...]
+    requested_bytes: int
+    unique_bytes: int
+    dot_flops: int
+    largest_tile_elements: int
+    args: tuple[KernelArgument, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchOp:
+    """A torch operation that would be a kernel on a GPU."""
+
+    op: str
+    count: int
+    size_bytes: int  # read and written, over all calls
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputWritten:
+    name: str
+    by_own_kernel: bool
+    unwritten_elements: int = 0
+    shares_storage_with: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What the instrumented interpreter counted in one call. Exact, and the same on every machine."""
+
+    axes: dict[str, int]
+    n_launches: int
+    launches: tuple[Launch, ...]
+    torch_ops: tuple[TorchOp, ...]
+    library_calls: tuple[TorchOp, ...]
+    outputs: tuple[OutputWritten, ...]
+    requested_bytes: int
+    unique_bytes: int
+    dot_flops: int
+    largest_tile_elements: int
+    least_bytes: int  # every input read once, every output written once
+    eager_launches: int  # the naive chain in eager torch on a GPU
+    eager_bytes: int
+    findings: tuple[Finding, ...] = ()
+    saved: tuple[Storage, ...] = ()  # alive after the forward, neither input nor output
+    order_dependent: bool | None = None  # outputs changed when programs ran in another order
+    quadratic_bytes: float | None = None  # coefficient of T² in unique bytes, from two sizes
+    backward_launches: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledKernel:
+    """What the compiler made of one launch for the target GPU, without a GPU."""
+
+    kernel: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    ctas_per_sm: int
+    matrix_unit: str  # "wgmma", "mma" or "none"
+    line: int | None = None
+    shapes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileReport:
+    target: str  # e.g. "sm_90"
+    kernels: tuple[CompiledKernel, ...]
+    failures: tuple[Failure, ...] = ()
+    finished: bool = True  # False: the compile budget ended first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Speed of one size on a GPU."""
+
+    axes: dict[str, int]
+    student_times_ms: tuple[float, ...]
+    naive_times_ms: tuple[float, ...]
+    reference_times_ms: tuple[float, ...]
+    ratio: float
+    ratio_low: float  # 95 % bootstrap interval
+    ratio_high: float
+    noisy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    kind: str  # "interpreter" or "cuda"
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """How well the candidate was locked in: full, reduced or none."""
+
+    level: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A sign that measurements may have been interfered with. For staff; never an accusation."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """Everything that was measured for one hand-in."""
+
+    assignment: str
+    assignment_digest: str
+    source_sha256: str
+    device: Device
+    isolation: Isolation
+    versions: dict[str, str]
+    seed: int  # staff only: it makes every probe's inputs again
+    entry: str | None = None  # the entry point that was used
+    load_failure: Failure | None = None
+    probes: tuple[ProbeRun, ...] = ()
+    mistakes: tuple[MistakeMatch, ...] = ()
+    memory: tuple[MemoryPoint, ...] = ()
+    audit: Audit | None = None
+    audit_failure: Failure | None = None
+    compile_report: CompileReport | None = None
+    timings: tuple[Timing, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    stdout: str = ""  # bounded; hostile text
+    stderr: str = ""
+    output_bytes: int = 0
+    format: int = FORMAT
+
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> Any:
+    """Plain dicts, lists, strings, numbers and None. Unions of dataclasses carry their class name under 'type'."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        if isinstance(value, ProbeMeasured | ProbeFailed):
+            found["type"] = type(value).__name__
+        return found
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, enum.Enum):
+        return value.value
+    return value
+
+
+def dumps(examination: Examination) -> str:
+    """The examination as JSON text. Raises ValueError when a number in it is not finite."""
+    return json.dumps(to_json(examination), allow_nan=False, separators=(",", ":"))
+
+
+def loads(text: str) -> Examination:
+    """The inverse of `dumps`. Unknown keys are ignored, so that an older program reads a newer file."""
+    return from_json(Examination, json.loads(text))
+
+
+def from_json(kind: type[T], data: Any) -> T:
+    """Build `kind` from what `to_json` made of it. Raises ValueError when a value does not fit its field."""
+    return typing.cast(T, _build(kind, data, kind.__name__))
+
+
+def _build(kind: Any, data: Any, where: str) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _build_union(args, data, where)
+    if origin is tuple:
+        return tuple(_build(args[0], item, f"{where}[{i}]") for i, item in enumerate(_expect(list, data, where)))
+    if origin is dict:
+        return {key: _build(args[1], item, f"{where}.{key}") for key, item in _expect(dict, data, where).items()}
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(typing.cast(type, kind), _expect(dict, data, where), where)
+    if issubclass(kind, enum.Enum):
+        return kind(data)
+    return _expect(kind, data, where)
+
+
+def _build_dataclass(kind: type, data: dict[str, Any], where: str) -> Any:
+    hints = _hints(kind)
+    values = {name: _build(hints[name], item, f"{where}.{name}") for name, item in data.items() if name in hints}
+    try:
+        return kind(**values)
+    except TypeError as exc:
+        raise ValueError(f"{where}: {exc}") from None
+
+
+def _expect(kind: type, data: Any, where: str) -> Any:
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
+        raise ValueError(f"{where}: expected {kind.__name__}, found {type(data).__name__}")
+    return data
+
+
+def _build_union(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None and type(None) in kinds:
+        return None
+    kinds = tuple(kind for kind in kinds if kind is not type(None))
+    if len(kinds) > 1:
+        by_name = {kind.__name__: kind for kind in kinds}
+        tag = data.get("type") if isinstance(data, dict) else None
+        if tag not in by_name:
+            raise ValueError(f"{where}: expected one of {sorted(by_name)}")
+        return _build(by_name[tag], data, where)
+    return _build(kinds[0], data, where)
+
+
+_hints_of: dict[type, dict[str, Any]] = {}
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    if kind not in _hints_of:
+        _hints_of[kind] = typing.get_type_hints(kind)
+    return _hints_of[kind]
