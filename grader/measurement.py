@@ -149,6 +149,8 @@ class MistakeMatch:
     label: str
     tile: int | None  # tile width tried, for mistakes that depend on it
     probes: tuple[MistakeOnProbe, ...]
+    step: str = ""  # the step of the recurrence it breaks
+    hint: str = ""  # what to look at, without giving the fix away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,7 @@ class MemoryPoint:
     kept_bytes: int = 0  # alive after the forward: outputs and what was saved
     naive_bytes: int = 0  # what the naive baseline needs, same meaning as peak_bytes
     reference_bytes: int = 0  # what the reference kernel needs
+    largest_tile_elements: int = 0  # on chip, in any launch of this call; 0: not counted
     failure: Failure | None = None
 
 
@@ -281,6 +284,7 @@ class Timing:
 class Device:
     kind: str  # "interpreter" or "cuda"
     name: str
+    arch: str = ""  # of a GPU, e.g. "sm_90"; empty where there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
