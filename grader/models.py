@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from sqlalchemy import (
     DateTime,
     Dialect,
+    Double,
     Enum,
-    Float,
     ForeignKey,
     Index,
     MetaData,
@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 NAMING = {
-    "ix": "ix_%(column_0_N_label)s",
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
     "ck": "ck_%(table_name)s_%(constraint_name)s",
     "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
@@ -81,6 +81,7 @@ class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map = {  # noqa: RUF012  SQLAlchemy reads it from the class
         datetime: UtcDateTime,
+        float: Double(),
         Role: _enum(Role),
         State: _enum(State),
         WorkerStatus: _enum(WorkerStatus),
@@ -173,6 +174,7 @@ class Submission(Base):
     __table_args__ = (
         UniqueConstraint("user_id", "idempotency_key"),
         Index(None, "state", "device", "queued_at"),
+        Index(None, "user_id", "started_at"),
         Index(None, "user_id", "course_assignment_id", "submitted_at"),
         Index(None, "course_assignment_id", "submitted_at"),
     )
@@ -218,13 +220,14 @@ class Result(Base):
     measured_at: Mapped[datetime]
     grade: Mapped[str] = mapped_column(Text, deferred=True)  # JSON object of `tilegrade grade --json`
     verdict: Mapped[str] = mapped_column(String(16))
-    points: Mapped[float] = mapped_column(Float)
-    out_of: Mapped[float] = mapped_column(Float)
-    withheld: Mapped[float] = mapped_column(Float)
+    points: Mapped[float]
+    out_of: Mapped[float]
+    withheld: Mapped[float]
     fault: Mapped[str | None] = mapped_column(String(64))
-    speedup: Mapped[float | None] = mapped_column(Float)  # over naive, at the headline size; None: not measured
+    speedup: Mapped[float | None]  # over naive, at the headline size; None: not measured
     provisional: Mapped[bool]  # the device could not measure everything
     released: Mapped[bool] = mapped_column(default=False)  # staff looked at a `held` grade and published it
+    released_verdict: Mapped[str] = mapped_column(String(16))  # what `verdict` is, or becomes by releasing it
     judged_at: Mapped[datetime]
     assignment_digest: Mapped[str] = mapped_column(String(64))  # the folder it was judged by
 

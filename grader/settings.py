@@ -11,7 +11,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -30,10 +30,10 @@ class Settings:
 
     data_dir: Path
     assignments_dir: Path
-    database_url: str
-    broker_url: str
+    database_url: str = field(repr=False)  # may hold a password
+    broker_url: str = field(repr=False)
     embedded_broker: bool  # True: `tilegrade up` starts Valkey itself, on a socket in data_dir
-    secret_key: str = ""  # empty: kept in data_dir, made on first use; see `read_secret_key`
+    secret_key: str = field(default="", repr=False)  # empty: kept in data_dir, made on first use; see `read_secret_key`
 
     host: str = "127.0.0.1"
     port: int = 8000

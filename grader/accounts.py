@@ -1,0 +1,133 @@
+"""Who people are: passwords, log-in with a brake, and the record of who did what."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from datetime import datetime, timedelta
+
+import argon2
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from grader.errors import UserError
+from grader.models import AuditEvent, LoginFailure, User
+from grader.settings import Settings
+
+MIN_PASSWORD_CHARACTERS = 10
+MAX_PASSWORD_CHARACTERS = 512  # hashing is slow on purpose; nobody may feed it a megabyte
+_NAME = re.compile(r"[a-z0-9][a-z0-9._@+-]{0,63}")
+_HASHER = argon2.PasswordHasher()
+# without 0/O, 1/l/I: people type these from a terminal
+_READABLE = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789"
+_no_such_user_hash: list[str] = []
+
+
+def random_password() -> str:
+    """About 116 bits, easy to read aloud."""
+    return "-".join("".join(secrets.choice(_READABLE) for _ in range(5)) for _ in range(4))
+
+
+def create_user(session: Session, *, name: str, password: str, now: datetime, is_staff: bool = False) -> User:
+    """Add somebody. The password is kept as an argon2 hash alone.
+
+    Raises:
+        UserError: the name is taken or not a name, or the password is too short.
+    """
+    name = normal_name(name)
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r} cannot be a user name; use 1 to 64 of a-z, 0-9 and . _ @ + -, and begin with a letter or digit."
+        )
+    if find_user(session, name) is not None:
+        raise UserError(f"There is a user {name!r} already.")
+    user = User(name=name, password_hash=_hash(password), is_staff=is_staff, created_at=now)
+    session.add(user)
+    session.flush()
+    return user
+
+
+def set_password(session: Session, user: User, password: str, *, actor_id: int | None, now: datetime) -> None:
+    """Change a password and end every session that was opened with the old one."""
+    user.password_hash = _hash(password)
+    user.session_epoch += 1
+    audit(session, actor_id=actor_id, action="set-password", detail=f"user {user.name}", now=now)
+
+
+def find_user(session: Session, name: str) -> User | None:
+    return session.scalars(select(User).where(User.name == normal_name(name))).one_or_none()
+
+
+def normal_name(name: str) -> str:
+    """Names are compared without case and surrounding blanks."""
+    return name.strip().lower()
+
+
+def log_in(
+    session: Session, *, name: str, password: str, address: str, settings: Settings, now: datetime
+) -> User | None:
+    """The user of that name and password; None when they do not fit, which is counted against name and address.
+
+    Call it in a session that commits even when the answer is None, or failures are forgotten.
+
+    Raises:
+        UserError: too many failures of late; nothing was checked.
+    """
+    name, address = normal_name(name)[:64], address[:64]
+    since = now - timedelta(seconds=settings.login_window_s)
+    recent = select(func.count()).where(LoginFailure.address == address, LoginFailure.at > since)
+    by_name = session.scalar(recent.where(LoginFailure.name == name)) or 0
+    by_address = session.scalar(recent) or 0
+    if by_name >= settings.login_failures or by_address >= settings.login_failures_per_address:
+        minutes = max(1, round(settings.login_window_s / 60))
+        raise UserError(f"Too many wrong passwords. Wait {minutes} minutes and try again.")
+    user = find_user(session, name)
+    fits = _verify(user.password_hash if user else _decoy_hash(), password)
+    if user is None or not fits or not user.active:
+        session.add(LoginFailure(name=name, address=address, at=now))
+        return None
+    session.execute(delete(LoginFailure).where(LoginFailure.name == name, LoginFailure.address == address))
+    if _HASHER.check_needs_rehash(user.password_hash):  # our cost went up since it was stored
+        user.password_hash = _HASHER.hash(password)
+    return user
+
+
+def forget_old_failures(session: Session, *, settings: Settings, now: datetime) -> None:
+    """Delete log-in failures that no longer count."""
+    session.execute(delete(LoginFailure).where(LoginFailure.at <= now - timedelta(seconds=settings.login_window_s)))
+
+
+def audit(
+    session: Session,
+    *,
+    actor_id: int | None,
+    action: str,
+    now: datetime,
+    submission_id: int | None = None,
+    detail: str = "",
+) -> None:
+    """Write down who did what. `actor_id` None means a command on the server, or the service itself."""
+    session.add(AuditEvent(at=now, actor_id=actor_id, action=action, submission_id=submission_id, detail=detail))
+
+
+def _hash(password: str) -> str:
+    if not MIN_PASSWORD_CHARACTERS <= len(password) <= MAX_PASSWORD_CHARACTERS:
+        raise UserError(
+            f"A password has {MIN_PASSWORD_CHARACTERS} to {MAX_PASSWORD_CHARACTERS} characters; this one has "
+            f"{len(password)}."
+        )
+    return _HASHER.hash(password)
+
+
+def _verify(password_hash: str, password: str) -> bool:
+    try:
+        return len(password) <= MAX_PASSWORD_CHARACTERS and _HASHER.verify(password_hash, password)
+    except argon2.exceptions.VerifyMismatchError:
+        return False
+
+
+def _decoy_hash() -> str:
+    """A hash that nothing fits: an unknown name must take as long as a wrong password, or names can be guessed."""
+    if not _no_such_user_hash:
+        _no_such_user_hash.append(_HASHER.hash(secrets.token_hex(16)))
+    return _no_such_user_hash[0]

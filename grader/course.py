@@ -1,0 +1,268 @@
+"""Courses: who is in them, which assignments they set, and until when."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, joinedload
+
+from grader import accounts
+from grader.assignment import Assignment, load_assignment
+from grader.errors import AssignmentError, UserError
+from grader.models import Course, CourseAssignment, Enrollment, Extension, Role, User
+
+_SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_COLOURS = ("amber", "azure", "coral", "cyan", "green", "indigo", "ivory", "lilac", "olive", "ruby", "teal", "violet")
+_BIRDS = ("auk", "crane", "egret", "finch", "heron", "ibis", "kite", "lark", "owl", "plover", "raven", "stork", "wren")
+
+
+class Catalog:
+    """The assignment folders, read again when a file in them changes. Safe to share between threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._loaded: dict[str, tuple[tuple[int, ...], Assignment | AssignmentError]] = {}
+
+    def load(self, slug: str) -> Assignment:
+        """The assignment of that slug. Raises AssignmentError when its folder is wrong or not there."""
+        if not _SLUG.fullmatch(slug):  # it may come from a URL: never a way out of the folder
+            raise AssignmentError(f"{slug!r} is not a slug; use lower-case words joined by hyphens")
+        folder = self.folder / slug
+        stamp = tuple(path.stat().st_mtime_ns for path in sorted(folder.glob("*")) if path.is_file())
+        known = self._loaded.get(slug)
+        if known is None or known[0] != stamp:
+            try:
+                known = (stamp, load_assignment(folder))
+            except AssignmentError as exc:
+                known = (stamp, exc)
+            self._loaded[slug] = known
+        if isinstance(known[1], AssignmentError):
+            raise AssignmentError(str(known[1]))
+        return known[1]
+
+    def slugs(self) -> list[str]:
+        """Every folder that holds an assignment.toml, whether it loads or not."""
+        return sorted(path.parent.name for path in self.folder.glob("*/assignment.toml"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """When one student may hand in one assignment."""
+
+    opens_at: datetime | None
+    deadline: datetime | None
+    extended: bool  # the deadline is this student's own
+
+    def why_closed(self, now: datetime) -> str | None:
+        """A sentence for the student, or None while it is open."""
+        if self.opens_at is not None and now < self.opens_at:
+            return f"This assignment opens on {self.opens_at:%d %B %Y at %H:%M} UTC."
+        if self.deadline is not None and now > self.deadline:
+            whose = "Your extended deadline" if self.extended else "The deadline"
+            return f"{whose} was {self.deadline:%d %B %Y at %H:%M} UTC. Ask your instructor for an extension."
+        return None
+
+
+def create_course(session: Session, *, slug: str, title: str, now: datetime) -> Course:
+    """Add a course. Raises UserError when the slug is taken or not a slug."""
+    if not _SLUG.fullmatch(slug) or len(slug) > 64:
+        raise UserError(f"{slug!r} cannot name a course; use lower-case words joined by hyphens, e.g. cs336-spring.")
+    if find_course(session, slug) is not None:
+        raise UserError(f"There is a course {slug!r} already.")
+    course = Course(slug=slug, title=title.strip() or slug, created_at=now)
+    session.add(course)
+    session.flush()
+    return course
+
+
+def find_course(session: Session, slug: str) -> Course | None:
+    return session.scalars(select(Course).where(Course.slug == slug)).one_or_none()
+
+
+def courses_of(session: Session, user: User) -> list[Course]:
+    """The courses that `user` is in; for staff, every course."""
+    query = select(Course).order_by(Course.title, Course.id)
+    if not user.is_staff:
+        query = query.join(Enrollment, Enrollment.course_id == Course.id).where(Enrollment.user_id == user.id)
+    return list(session.scalars(query))
+
+
+def enrol(
+    session: Session, *, course_id: int, user_id: int, role: Role = Role.STUDENT, nickname: str | None = None
+) -> Enrollment:
+    """Put somebody into a course, or change their role there. Boards show the nickname; a random one by default."""
+    found = enrollment_of(session, course_id=course_id, user_id=user_id)
+    if found is not None:
+        found.role = role
+        if nickname is not None:
+            rename(session, found, nickname)
+        return found
+    taken = set(session.scalars(select(Enrollment.nickname).where(Enrollment.course_id == course_id)))
+    if nickname is not None and nickname in taken:
+        raise UserError(f"{nickname!r} is taken in this course; choose another nickname.")
+    found = Enrollment(
+        course_id=course_id, user_id=user_id, role=role, nickname=nickname or _free_nickname(lambda n: n in taken)
+    )
+    session.add(found)
+    session.flush()
+    return found
+
+
+def rename(session: Session, enrollment: Enrollment, nickname: str) -> None:
+    """Change the name that boards show. Raises UserError when it is taken, too long or not printable."""
+    nickname = " ".join(nickname.split())
+    if not 1 <= len(nickname) <= 40 or not nickname.isprintable():
+        raise UserError("A nickname has 1 to 40 printable characters.")
+    other = session.scalar(
+        select(Enrollment.id).where(
+            Enrollment.course_id == enrollment.course_id,
+            Enrollment.nickname == nickname,
+            Enrollment.id != enrollment.id,
+        )
+    )
+    if other is not None:
+        raise UserError(f"{nickname!r} is taken in this course; choose another nickname.")
+    enrollment.nickname = nickname
+
+
+def enrollment_of(session: Session, *, course_id: int, user_id: int) -> Enrollment | None:
+    return session.scalars(
+        select(Enrollment).where(Enrollment.course_id == course_id, Enrollment.user_id == user_id)
+    ).one_or_none()
+
+
+def role_in(session: Session, *, user: User, course_id: int) -> Role | None:
+    """What `user` may do in the course; None: nothing. Staff are instructors everywhere."""
+    if user.is_staff:
+        return Role.INSTRUCTOR
+    found = enrollment_of(session, course_id=course_id, user_id=user.id)
+    return found.role if found else None
+
+
+def set_assignment(
+    session: Session,
+    *,
+    course_id: int,
+    slug: str,
+    device: str = "cpu",
+    opens_at: datetime | None = None,
+    deadline: datetime | None = None,
+) -> CourseAssignment:
+    """Set an assignment in a course, or change when and where it is graded. It comes last among the course's."""
+    found = session.scalars(
+        select(CourseAssignment).where(CourseAssignment.course_id == course_id, CourseAssignment.slug == slug)
+    ).one_or_none()
+    if found is None:
+        position = len(assignments_of(session, course_id))
+        found = CourseAssignment(course_id=course_id, slug=slug, position=position)
+        session.add(found)
+    found.device, found.opens_at, found.deadline = device, opens_at, deadline
+    session.flush()
+    return found
+
+
+def assignments_of(session: Session, course_id: int) -> list[CourseAssignment]:
+    """The course's assignments in their order."""
+    return list(
+        session.scalars(
+            select(CourseAssignment)
+            .where(CourseAssignment.course_id == course_id)
+            .order_by(CourseAssignment.position, CourseAssignment.id)
+        )
+    )
+
+
+def assignment_in(session: Session, *, course_slug: str, slug: str) -> CourseAssignment | None:
+    """The assignment of that slug in the course of that slug, with `course` loaded."""
+    return session.scalars(
+        select(CourseAssignment)
+        .join(Course)
+        .where(Course.slug == course_slug, CourseAssignment.slug == slug)
+        .options(joinedload(CourseAssignment.course))
+    ).one_or_none()
+
+
+def window(session: Session, *, entry: CourseAssignment, assignment: Assignment, user_id: int) -> Window:
+    """When `user_id` may hand in: their extension, else the course's deadline, else the folder's."""
+    until = session.scalar(
+        select(Extension.until).where(Extension.course_assignment_id == entry.id, Extension.user_id == user_id)
+    )
+    deadline = entry.deadline or assignment.deadline
+    # an extension granted before the deadline moved later must not shorten it
+    extended = until is not None and deadline is not None and until > deadline
+    return Window(opens_at=entry.opens_at, deadline=until if extended else deadline, extended=extended)
+
+
+def grant_extension(
+    session: Session, *, course_assignment_id: int, user_id: int, until: datetime, actor_id: int | None, now: datetime
+) -> Extension:
+    """Give one student their own deadline for one assignment, or change it."""
+    found = session.scalars(
+        select(Extension).where(Extension.course_assignment_id == course_assignment_id, Extension.user_id == user_id)
+    ).one_or_none()
+    if found is None:
+        found = Extension(course_assignment_id=course_assignment_id, user_id=user_id, until=until)
+        session.add(found)
+    found.until = until
+    detail = f"user {user_id}, assignment {course_assignment_id}, until {until.isoformat()}"
+    accounts.audit(session, actor_id=actor_id, action="grant-extension", detail=detail, now=now)
+    session.flush()
+    return found
+
+
+def close_assignment(
+    session: Session, *, entry: CourseAssignment, reason: str, actor_id: int | None, now: datetime
+) -> None:
+    """Take no more hand-ins for it. Staff read the reason; students read that it is closed."""
+    entry.closed_reason = reason
+    detail = f"assignment {entry.id} ({entry.slug}): {reason}"
+    accounts.audit(session, actor_id=actor_id, action="close-assignment", detail=detail, now=now)
+
+
+def reopen_assignment(session: Session, *, entry: CourseAssignment, actor_id: int | None, now: datetime) -> None:
+    entry.closed_reason = None
+    detail = f"assignment {entry.id} ({entry.slug})"
+    accounts.audit(session, actor_id=actor_id, action="reopen-assignment", detail=detail, now=now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoLogin:
+    """One demo account, with the password that is printed once and stored nowhere."""
+
+    name: str
+    password: str
+    role: Role
+
+
+def seed_demo(session: Session, catalog: Catalog, *, now: datetime) -> list[DemoLogin]:
+    """Create the demo course with every assignment that loads, a student and an instructor. Empty when it is there."""
+    if find_course(session, "demo") is not None:
+        return []
+    course = create_course(session, slug="demo", title="Demo course", now=now)
+    for slug in catalog.slugs():
+        try:
+            catalog.load(slug)
+        except AssignmentError:
+            continue  # `tilegrade assignment check` and the staff pages say what is wrong with it
+        set_assignment(session, course_id=course.id, slug=slug)
+    logins = []
+    for name, role in (("student", Role.STUDENT), ("instructor", Role.INSTRUCTOR)):
+        password = accounts.random_password()
+        user = accounts.create_user(session, name=name, password=password, now=now)
+        enrol(session, course_id=course.id, user_id=user.id, role=role)
+        logins.append(DemoLogin(name=name, password=password, role=role))
+    return logins
+
+
+def _free_nickname(is_taken: Callable[[str], bool]) -> str:
+    """A friendly name that says nothing about who it is."""
+    while True:
+        name = f"{secrets.choice(_COLOURS)}-{secrets.choice(_BIRDS)}-{secrets.randbelow(90) + 10}"
+        if not is_taken(name):
+            return name

@@ -1,0 +1,591 @@
+"""What happens to a submission, from the form to its result. The only module that moves `Submission.state`.
+
+    hand_in -> QUEUED --claim_next--> RUNNING --record--> DONE
+                 ^                      |
+                 |-- give_up, lapsed ---+--> FAULTED after three lost attempts
+
+`attempt` is the fence: it goes up with every claim, and a worker writes only where it still equals the one it claimed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    CursorResult,
+    Select,
+    Update,
+    and_,
+    func,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.orm import Session, aliased, joinedload, undefer
+
+from grader import accounts, course, judging, measurement
+from grader.assignment import Assignment
+from grader.errors import UserError
+from grader.measurement import Examination
+from grader.models import CourseAssignment, Result, Role, State, Submission, User, Worker, WorkerStatus
+from grader.settings import Settings
+
+# a student who had many gradings within this window waits behind one who had few
+FAIRNESS_WINDOW = timedelta(minutes=10)
+# a worker that has not been seen for this long is gone
+WORKER_GONE_AFTER = timedelta(seconds=60)
+# verdicts of a student's own making; provisional ones do not count
+COUNTING_VERDICTS = ("full", "partial", "wrong", "error", "limit", "refused", "held")
+
+_MAGIC = (
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"%PDF", "a PDF document"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"\x7fELF", "a compiled program"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a worker needs to grade one submission, and the fence to write with."""
+
+    submission_id: int
+    attempt: int
+    course_assignment_id: int
+    slug: str
+    source: str
+    source_sha256: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A hand-in that is in the database."""
+
+    submission_id: int
+    new: bool  # False: the same file came twice with one key, e.g. a double click
+
+
+def decode_source(data: bytes, *, max_bytes: int) -> str:
+    """The text of a handed-in file, line ends as they were.
+
+    Raises:
+        UserError: empty, too large, or not UTF-8 text; one sentence says what it is and what to do.
+    """
+    if not data.strip():
+        raise UserError("Your file is empty. Hand in the Python file that defines the entry point.")
+    if len(data) > max_bytes:
+        raise UserError(
+            f"Your file is {len(data) / 1024:.0f} KiB and the limit is {max_bytes // 1024} KiB. "
+            f"Hand in the kernel file alone, without data or generated code."
+        )
+    for magic, what in _MAGIC:
+        if data.startswith(magic):
+            raise UserError(f"Your file is {what}, not Python text. Hand in the .py file itself.")
+    try:
+        # -sig: some editors put a byte order mark first, which Python does not accept inside a string
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = data.count(b"\n", 0, exc.start) + 1
+        raise UserError(
+            f"Your file is not UTF-8: line {line} holds the byte 0x{data[exc.start]:02x}. "
+            f"Save it as UTF-8 and hand it in again."
+        ) from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UserError(f"Your file has a NUL byte on line {line}, so it is not Python text. Remove it.")
+    return text
+
+
+def hand_in(
+    session: Session,
+    *,
+    user: User,
+    entry: CourseAssignment,
+    assignment: Assignment,
+    data: bytes,
+    settings: Settings,
+    now: datetime,
+    idempotency_key: str | None = None,
+    filename: str | None = None,
+) -> Accepted:
+    """Put one file into the queue. Ring the doorbell after the commit.
+
+    Args:
+        entry: the assignment as the course sets it.
+        assignment: the loaded folder of `entry.slug`.
+        idempotency_key: from the form; the same file with the same key is one submission.
+
+    Raises:
+        UserError: the file, the moment or the quota forbids it; the message tells the student what to do.
+    """
+    source = decode_source(data, max_bytes=settings.max_source_bytes)
+    # one student at a time: counting and inserting must not interleave (SQLite's writer lock does the same)
+    session.execute(select(User.id).where(User.id == user.id).with_for_update())
+    sha256 = hashlib.sha256(source.encode()).hexdigest()
+    # the file is part of the key: a form sent again after an edit is another hand-in
+    key = _digest(idempotency_key or secrets.token_hex(16), str(entry.id), sha256)
+    known = session.scalar(
+        select(Submission.id).where(Submission.user_id == user.id, Submission.idempotency_key == key)
+    )
+    if known is not None:
+        return Accepted(submission_id=known, new=False)
+    _refuse_when_closed(session, user=user, entry=entry, assignment=assignment, now=now)
+    _refuse_when_too_many(session, user=user, entry=entry, assignment=assignment, settings=settings, now=now)
+    row = Submission(
+        user_id=user.id,
+        course_assignment_id=entry.id,
+        filename=filename[:200] if filename else None,
+        source=source,
+        source_sha256=sha256,
+        source_bytes=len(source.encode()),
+        assignment_digest=assignment.digest,
+        idempotency_key=key,
+        device=entry.device,
+        submitted_at=now,
+        queued_at=now,
+    )
+    session.add(row)
+    session.flush()
+    return Accepted(submission_id=row.id, new=True)
+
+
+def attempts_used(session: Session, *, user_id: int, course_assignment_id: int) -> int:
+    """Hand-ins that count against the assignment's limit: verdicts that are not provisional, and those on their way."""
+    counts = or_(
+        Submission.state.in_((State.QUEUED, State.RUNNING)),
+        and_(
+            Submission.state == State.DONE,
+            Result.verdict.in_(COUNTING_VERDICTS),
+            Result.provisional.is_(False),
+        ),
+    )
+    return (
+        session.scalar(
+            select(func.count(Submission.id))
+            .outerjoin(Result)
+            .where(Submission.user_id == user_id, Submission.course_assignment_id == course_assignment_id, counts)
+        )
+        or 0
+    )
+
+
+def claim_next(
+    session: Session, *, worker: str, device: str, now: datetime, lease: timedelta, max_lost_attempts: int = 3
+) -> Job | None:
+    """Take the fairest waiting submission for grading; None when nothing waits for this kind of device.
+
+    First in line is the student who had the fewest gradings of late, then the oldest hand-in. A submission whose
+    worker let its lease lapse waits again, or is FAULTED when that happened too often.
+    """
+    _take_back_lapsed(session, now=now, max_lost_attempts=max_lost_attempts)
+    fairest = _in_line(device, now).limit(1)
+    while session.scalar(fairest) is not None:
+        claimed = session.execute(
+            update(Submission)
+            .where(Submission.id == fairest.scalar_subquery(), Submission.state == State.QUEUED)
+            .values(
+                state=State.RUNNING,
+                attempt=Submission.attempt + 1,
+                lease_until=now + lease,
+                worker=worker,
+                started_at=now,
+                finished_at=None,
+                stage=None,
+                fraction=None,
+            )
+            .returning(
+                Submission.id,
+                Submission.attempt,
+                Submission.course_assignment_id,
+                Submission.source,
+                Submission.source_sha256,
+                Submission.device,
+            )
+            .execution_options(synchronize_session=False)
+        ).one_or_none()
+        if claimed is not None:
+            slug = session.scalars(
+                select(CourseAssignment.slug).where(CourseAssignment.id == claimed.course_assignment_id)
+            ).one()
+            return Job(
+                submission_id=claimed.id,
+                attempt=claimed.attempt,
+                course_assignment_id=claimed.course_assignment_id,
+                slug=slug,
+                source=claimed.source,
+                source_sha256=claimed.source_sha256,
+                device=claimed.device,
+            )
+        # another worker took that one between the subquery and the row lock; look for the next
+    return None
+
+
+def renew(session: Session, job: Job, *, now: datetime, lease: timedelta) -> bool:
+    """Extend the lease; False when the submission is no longer ours: stop grading it."""
+    return _write(session, _ours(job).values(lease_until=now + lease))
+
+
+def progress(session: Session, job: Job, *, stage: str, fraction: float | None) -> bool:
+    """Say what the worker is doing; False when the submission is no longer ours."""
+    return _write(session, _ours(job).values(stage=stage[:40], fraction=fraction))
+
+
+def record(session: Session, job: Job, examination: Examination, assignment: Assignment, *, now: datetime) -> bool:
+    """Judge what was measured and write both; False, with nothing written, when the submission is no longer ours."""
+    done = _ours(job).values(
+        state=State.DONE, finished_at=now, lease_until=None, stage=None, fraction=None, fault_note=None
+    )
+    if not _write(session, done):
+        return False
+    row = session.get(Result, job.submission_id) or Result(submission_id=job.submission_id)
+    row.attempt = job.attempt
+    row.examination = measurement.dumps(examination)
+    row.measured_at = now
+    row.released = False
+    _judge_into(row, examination, assignment, now)
+    session.add(row)
+    return True
+
+
+def give_up(
+    session: Session,
+    job: Job,
+    *,
+    note: str,
+    now: datetime,
+    max_lost_attempts: int = 3,
+    final: bool = False,
+) -> State | None:
+    """Return a submission that we could not grade; it never counts against the student.
+
+    Args:
+        note: why, for staff.
+        final: trying again cannot help, e.g. because the assignment's folder is wrong.
+
+    Returns:
+        Where it went: QUEUED, or FAULTED after too many lost attempts. None when it was no longer ours.
+    """
+    lost = session.scalar(select(Submission.lost_attempts).where(Submission.id == job.submission_id)) or 0
+    state = State.FAULTED if final or lost + 1 >= max_lost_attempts else State.QUEUED
+    values = _lost_values(note, state, now)
+    return state if _write(session, _ours(job).values(**values)) else None
+
+
+def sweep(session: Session, *, now: datetime, max_lost_attempts: int = 3) -> int:
+    """Take back what lapsed. Returns how many submissions wait, so that the caller knows whether to ring."""
+    _take_back_lapsed(session, now=now, max_lost_attempts=max_lost_attempts)
+    return session.scalar(select(func.count(Submission.id)).where(Submission.state == State.QUEUED)) or 0
+
+
+def cancel(session: Session, submission_id: int, *, actor_id: int | None, now: datetime) -> bool:
+    """Withdraw a submission that is not graded yet; False when it is too late."""
+    cancelled = (
+        update(Submission)
+        .where(Submission.id == submission_id, Submission.state.in_((State.QUEUED, State.RUNNING)))
+        .values(state=State.CANCELLED, finished_at=now, lease_until=None, stage=None, fraction=None)
+    )
+    if not _write(session, cancelled):
+        return False
+    accounts.audit(session, actor_id=actor_id, action="cancel", submission_id=submission_id, now=now)
+    return True
+
+
+def run_again(session: Session, submission_id: int, *, actor_id: int | None, now: datetime) -> bool:
+    """Queue a finished submission for new measurements; False when it is on its way already."""
+    again = (
+        update(Submission)
+        .where(Submission.id == submission_id, Submission.state.in_((State.DONE, State.FAULTED, State.CANCELLED)))
+        .values(state=State.QUEUED, queued_at=now, lost_attempts=0, finished_at=None, fault_note=None)
+    )
+    if not _write(session, again):
+        return False
+    accounts.audit(session, actor_id=actor_id, action="run-again", submission_id=submission_id, now=now)
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejudged:
+    """What a re-judge changed."""
+
+    submission_id: int
+    verdict_before: str
+    points_before: float
+    verdict: str
+    points: float
+
+    @property
+    def changed(self) -> bool:
+        return (self.verdict_before, self.points_before) != (self.verdict, self.points)
+
+
+def rejudge(
+    session: Session, submission_id: int, assignment: Assignment, *, actor_id: int | None, now: datetime
+) -> Rejudged:
+    """Judge the stored measurements anew by `assignment` as it is now. Nothing is run.
+
+    Raises:
+        UserError: the submission has no measurements.
+    """
+    row = session.scalars(
+        select(Result)
+        .where(Result.submission_id == submission_id)
+        .options(undefer(Result.examination), undefer(Result.grade))
+    ).one_or_none()
+    if row is None:
+        raise UserError(f"Submission {submission_id} was not graded yet, so there is nothing to judge again.")
+    before = (row.verdict, row.points)
+    _judge_into(row, measurement.loads(row.examination), assignment, now)
+    detail = f"{before[0]} {before[1]:g} -> {row.verdict} {row.points:g}"
+    accounts.audit(session, actor_id=actor_id, action="rejudge", submission_id=submission_id, detail=detail, now=now)
+    return Rejudged(
+        submission_id=submission_id,
+        verdict_before=before[0],
+        points_before=before[1],
+        verdict=row.verdict,
+        points=row.points,
+    )
+
+
+def release(session: Session, submission_id: int, *, actor_id: int | None, now: datetime) -> bool:
+    """Publish a `held` grade after staff looked at it; False when it is not held."""
+    row = session.get(Result, submission_id)
+    if row is None or row.verdict != "held":
+        return False
+    row.released, row.verdict = True, row.released_verdict
+    accounts.audit(session, actor_id=actor_id, action="release", submission_id=submission_id, now=now)
+    return True
+
+
+def find(session: Session, submission_id: int) -> Submission | None:
+    """One submission with its source, student, assignment, course and result (report texts included)."""
+    return session.scalars(
+        select(Submission)
+        .where(Submission.id == submission_id)
+        .options(
+            undefer(Submission.source),
+            joinedload(Submission.user),
+            joinedload(Submission.course_assignment).joinedload(CourseAssignment.course),
+            joinedload(Submission.result).undefer(Result.examination),
+            joinedload(Submission.result).undefer(Result.grade),
+        )
+    ).one_or_none()
+
+
+def history(
+    session: Session, *, course_assignment_id: int, user_id: int | None = None, limit: int = 100
+) -> list[Submission]:
+    """Latest first, with student and result but without source and report; of everybody when `user_id` is None."""
+    query = (
+        select(Submission)
+        .where(Submission.course_assignment_id == course_assignment_id)
+        .options(joinedload(Submission.user), joinedload(Submission.result))
+        .order_by(Submission.submitted_at.desc(), Submission.id.desc())
+        .limit(limit)
+    )
+    if user_id is not None:
+        query = query.where(Submission.user_id == user_id)
+    return list(session.scalars(query))
+
+
+def place_in_queue(session: Session, submission_id: int, *, now: datetime) -> int | None:
+    """1 for the next to be taken; None when it does not wait. An estimate: fairness moves with every new hand-in."""
+    device = session.scalar(
+        select(Submission.device).where(Submission.id == submission_id, Submission.state == State.QUEUED)
+    )
+    if device is None:
+        return None
+    waiting_rows = session.execute(
+        select(Submission.id, Submission.user_id)
+        .where(Submission.state == State.QUEUED, Submission.device == device)
+        .order_by(Submission.queued_at, Submission.id)
+    ).all()
+    loads: dict[int, int] = {}
+    for user_id, count in session.execute(
+        select(Submission.user_id, func.count(Submission.id))
+        .where(Submission.started_at > now - FAIRNESS_WINDOW)
+        .group_by(Submission.user_id)
+    ):
+        loads[user_id] = count
+    order = fair_order([(row.id, row.user_id) for row in waiting_rows], loads)
+    return order.index(submission_id) + 1
+
+
+def fair_order(waiting_rows: Iterable[tuple[int, int]], loads: dict[int, int]) -> list[int]:
+    """The order in which rows of (submission, student), oldest first, will be claimed.
+
+    Args:
+        loads: by student, gradings of late; one that is missing had none.
+    """
+    # a student's k-th waiting submission is claimed when they have had `load + k` gradings
+    seen: dict[int, int] = {}
+    keys = []
+    for age, (submission_id, user_id) in enumerate(waiting_rows):
+        k = seen.get(user_id, 0)
+        seen[user_id] = k + 1
+        keys.append((loads.get(user_id, 0) + k, age, submission_id))
+    return [submission_id for _, _, submission_id in sorted(keys)]
+
+
+def waiting(session: Session, *, limit: int = 200) -> list[Submission]:
+    """What is running and what waits, and what is faulted, for the staff's queue page: running first, then oldest."""
+    return list(
+        session.scalars(
+            select(Submission)
+            .where(Submission.state.in_((State.RUNNING, State.QUEUED, State.FAULTED)))
+            .options(
+                joinedload(Submission.user),
+                joinedload(Submission.course_assignment).joinedload(CourseAssignment.course),
+            )
+            # descending happens to be running, queued, faulted
+            .order_by(Submission.state.desc(), Submission.queued_at, Submission.id)
+            .limit(limit)
+        )
+    )
+
+
+def report_worker(
+    session: Session,
+    *,
+    name: str,
+    device: str,
+    status: WorkerStatus,
+    now: datetime,
+    submission_id: int | None = None,
+    note: str | None = None,
+) -> None:
+    """Say that a worker is there and what it does."""
+    row = session.get(Worker, name)
+    if row is None:
+        row = Worker(name=name, device=device, started_at=now)
+        session.add(row)
+    if status is WorkerStatus.STARTING:
+        row.started_at = now
+    row.device, row.status, row.seen_at, row.submission_id = device, status, now, submission_id
+    if note is not None:
+        row.note = note
+
+
+def workers(session: Session) -> list[Worker]:
+    """Every worker that ever reported, the latest seen first."""
+    return list(session.scalars(select(Worker).order_by(Worker.seen_at.desc(), Worker.name)))
+
+
+def is_gone(worker: Worker, now: datetime) -> bool:
+    """True when a worker stopped, or has not been seen for a minute."""
+    return worker.status is WorkerStatus.STOPPED or now - worker.seen_at > WORKER_GONE_AFTER
+
+
+def _refuse_when_closed(
+    session: Session, *, user: User, entry: CourseAssignment, assignment: Assignment, now: datetime
+) -> None:
+    role = course.role_in(session, user=user, course_id=entry.course_id)
+    if role is None:
+        raise UserError("You are not enrolled in this course. Ask its instructor to add you.")
+    if entry.closed_reason is not None:
+        raise UserError("This assignment is closed at the moment. Your instructor has been told why.")
+    if role is Role.INSTRUCTOR:
+        return  # they try their own assignments before they open and after they close
+    reason = course.window(session, entry=entry, assignment=assignment, user_id=user.id).why_closed(now)
+    if reason is not None:
+        raise UserError(reason)
+
+
+def _refuse_when_too_many(
+    session: Session, *, user: User, entry: CourseAssignment, assignment: Assignment, settings: Settings, now: datetime
+) -> None:
+    mine = select(func.count(Submission.id)).where(Submission.user_id == user.id)
+    on_their_way = session.scalar(mine.where(Submission.state.in_((State.QUEUED, State.RUNNING)))) or 0
+    if on_their_way >= settings.max_waiting_per_student:
+        raise UserError(
+            f"{on_their_way} of your submissions are not graded yet. Wait for one to finish, or cancel one, "
+            f"before you hand in another."
+        )
+    for limit, span, words in (
+        (settings.hand_ins_per_minute, timedelta(minutes=1), "minute"),
+        (settings.hand_ins_per_hour, timedelta(hours=1), "hour"),
+    ):
+        if (session.scalar(mine.where(Submission.submitted_at > now - span)) or 0) >= limit:
+            raise UserError(f"You have handed in {limit} files within the last {words}. Try again a little later.")
+    allowed = assignment.limits.attempts
+    used = attempts_used(session, user_id=user.id, course_assignment_id=entry.id) if allowed else 0
+    if allowed and used >= allowed:
+        raise UserError(f"You have used all {allowed} attempts for this assignment. Ask your instructor for more.")
+
+
+def _in_line(device: str, now: datetime) -> Select[int]:
+    """Ids of what waits for a device, the fairest first."""
+    row, other = aliased(Submission), aliased(Submission)
+    gradings_of_late = (
+        select(func.count(other.id))
+        .where(other.user_id == row.user_id, other.started_at > now - FAIRNESS_WINDOW)
+        .scalar_subquery()
+    )
+    return (
+        select(row.id)
+        .where(row.state == State.QUEUED, row.device == device)
+        .order_by(gradings_of_late, row.queued_at, row.id)
+    )
+
+
+def _take_back_lapsed(session: Session, *, now: datetime, max_lost_attempts: int) -> None:
+    lapsed = and_(Submission.state == State.RUNNING, Submission.lease_until < now)
+    note = "its worker stopped reporting"
+    spent: ColumnElement[bool] = Submission.lost_attempts + 1 >= max_lost_attempts
+    for state, which in ((State.FAULTED, and_(lapsed, spent)), (State.QUEUED, lapsed)):
+        _write(session, update(Submission).where(which).values(**_lost_values(note, state, now)))
+
+
+def _lost_values(note: str, state: State, now: datetime) -> dict[str, Any]:
+    """Columns of a submission whose attempt was lost. It keeps its `queued_at`: it does not wait at the end again."""
+    return {
+        "state": state,
+        "lost_attempts": Submission.lost_attempts + 1,
+        "lease_until": None,
+        "finished_at": now if state is State.FAULTED else None,
+        "stage": None,
+        "fraction": None,
+        "fault_note": note[:2000],
+    }
+
+
+def _ours(job: Job) -> Update:
+    return update(Submission).where(
+        Submission.id == job.submission_id,
+        Submission.attempt == job.attempt,
+        Submission.state == State.RUNNING,
+    )
+
+
+def _write(session: Session, statement: Update) -> bool:
+    """Run it; True when it changed a row."""
+    # what the session has loaded is refreshed on next use rather than guessed at
+    found = session.execute(statement.execution_options(synchronize_session="fetch"))
+    assert isinstance(found, CursorResult)
+    return found.rowcount > 0
+
+
+def _judge_into(row: Result, examination: Examination, assignment: Assignment, now: datetime) -> None:
+    grade = judging.judge(assignment, examination)
+    row.grade = json.dumps(judging.grade_json(grade), allow_nan=False, separators=(",", ":"))
+    row.released_verdict = grade.released_verdict.value
+    row.verdict = row.released_verdict if row.released else grade.verdict.value
+    row.fault = grade.diagnosis.label or None
+    row.points, row.out_of, row.withheld = grade.score.points, grade.score.out_of, grade.score.withheld
+    row.speedup = grade.speed.speedup if grade.speed else None
+    row.provisional = grade.provisional
+    row.judged_at = now
+    row.assignment_digest = assignment.digest
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
