@@ -1,0 +1,39 @@
+# `make run` and `make test` need nothing but a Debian or Ubuntu machine with Python 3.11 to 3.13.
+# What they lack they install: system packages with apt-get where that is allowed, Python packages into .venv.
+
+PYTHON ?= $(shell scripts/find-python)
+VENV   := .venv
+BIN    := $(VENV)/bin
+# a machine with an NVIDIA driver grades on it; every other one grades in Triton's interpreter
+DEVICE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
+
+.PHONY: run test check setup system format clean
+
+run: setup
+	$(BIN)/tilegrade up
+
+test: setup
+	scripts/run-tests
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q -n 2 -m "not slow and not browser and not postgres and not gpu" tests
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: system $(VENV)/.installed-$(DEVICE)
+
+system:
+	@scripts/install-system-packages
+
+$(VENV)/.installed-$(DEVICE): pyproject.toml constraints-$(DEVICE).txt
+	scripts/install-python-packages "$(PYTHON)" $(VENV) $(DEVICE)
+	touch $@
+
+clean:
+	rm -rf $(VENV) artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,89 @@
+"""`python -m workers COMMAND`: what the service's commands start, because the service itself has no torch.
+
+Every command prints one JSON object on standard output. `{"error": {...}}` and exit status 2 say that nothing could be
+examined; progress goes to standard error, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from grader.assignment import load_assignment
+from grader.errors import AssignmentError, UserError
+from grader.measurement import to_json
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m workers", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    grade = commands.add_parser("grade", help="examine one file")
+    grade.add_argument("file", type=Path)
+    grade.add_argument("--assignment", type=Path, required=True, help="the assignment's folder")
+    grade.add_argument("--no-sandbox", action="store_true", help="run without isolation; the examination says so")
+    grade.add_argument("--seed", type=int, default=None)
+    kernel = commands.add_parser("reference", help="the reference kernel of an operation, as a hand-in")
+    kernel.add_argument("operation")
+    mistakes = commands.add_parser("mistakes", help="the known mistakes of an operation")
+    mistakes.add_argument("operation")
+    arguments = parser.parse_args(argv)
+    try:
+        answer = _COMMANDS[arguments.command](arguments)
+    except (UserError, AssignmentError) as exc:
+        json.dump({"error": {"kind": type(exc).__name__, "message": str(exc)}}, sys.stdout)
+        return 2
+    json.dump(answer, sys.stdout, allow_nan=False)
+    sys.stdout.write("\n")
+    return 0
+
+
+def _grade(arguments: argparse.Namespace) -> dict[str, Any]:
+    assignment = load_assignment(arguments.assignment)
+    try:
+        source = arguments.file.read_bytes()
+    except OSError as exc:
+        raise UserError(f"{arguments.file}: {exc.strerror}") from None
+    # torch takes seconds to import; a wrong path or assignment is said at once
+    from workers.devices.cpu import interpreter_pool
+    from workers.examination import examine
+    from workers.sandbox import SandboxUnavailable
+
+    try:
+        with interpreter_pool(assignment.limits, size=2, isolation="none" if arguments.no_sandbox else "auto") as pool:
+            examination = examine(assignment, source, sandboxes=pool, seed=arguments.seed, progress=_print_progress)
+    except SandboxUnavailable as exc:
+        raise UserError(str(exc)) from None
+    return {"examination": to_json(examination)}
+
+
+def _reference(arguments: argparse.Namespace) -> dict[str, Any]:
+    operation = _operation(arguments.operation)
+    return {"source": operation.kernel_file.read_text(encoding="utf-8")}
+
+
+def _mistakes(arguments: argparse.Namespace) -> dict[str, Any]:
+    operation = _operation(arguments.operation)
+    return {"mistakes": [{"label": one.label, "step": one.step, "hint": one.hint} for one in operation.mistakes]}
+
+
+def _operation(name: str) -> Any:
+    import reference
+
+    try:
+        return reference.load(name)
+    except reference.ReferenceMissing as exc:
+        raise UserError(str(exc)) from None
+
+
+def _print_progress(stage: str, fraction: float) -> None:
+    print(json.dumps({"stage": stage, "fraction": round(fraction, 3)}), file=sys.stderr, flush=True)
+
+
+_COMMANDS = {"grade": _grade, "reference": _reference, "mistakes": _mistakes}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""PROGRAM, untrusted: the process that imports a student's file and does what the examiner asks.
+
+It holds no secret: no expected output, no reference, no seed, no address. Whatever it says is a claim; the examiner
+believes only the bytes in the arena, the clock it reads itself and how this process ended. The student's code shares
+this process, so nothing here is a defence: the checks below make honest mistakes readable, no more.
+
+Messages in (`op`): load, call, again, forget. Messages out: ready, loaded, result, failed.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import errno
+import linecache
+import mmap
+import socket
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workers import audit, entry, protocol
+
+SUBMISSION = Path("/w/submission.py")
+MAX_TEXT = 4000
+MAX_TRACEBACK_LINES = 24
+MAX_ALTERNATIVES = 3
+
+Message = dict[str, Any]
+
+
+class _Refused(Exception):  # noqa: N818 (it says what was refused)
+    """The student's file or result does not keep to the interface. `kind` is the fault label."""
+
+    def __init__(self, kind: str, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.line = kind, line
+
+
+class _Candidate:
+    def __init__(self, arena: mmap.mmap, submission: Path) -> None:
+        self._arena = arena
+        self._submission = submission
+        self._entry: entry.Entry | None = None
+        self._kept: dict[str, dict[str, list[torch.Tensor]]] = {}
+
+    def answer(self, message: Message) -> Message:
+        """Do one request; student errors become `failed` messages."""
+        handlers: dict[str, Callable[[Message], Message]] = {
+            "load": self._load,
+            "call": self._call,
+            "again": self._again,
+            "forget": self._forget,
+        }
+        try:
+            return handlers[message["op"]](message)
+        except _Refused as exc:
+            return _failed(exc.kind, str(exc), exc.line, "")
+        except entry.EntryError as exc:
+            return _failed(exc.kind, str(exc), None, "")
+        except BaseException as exc:  # SystemExit and KeyboardInterrupt of the student's are answers too
+            return self._explain(exc, message["op"])
+
+    def _load(self, message: Message) -> Message:
+        source = bytes(self._arena[message["offset"] : message["offset"] + message["length"]]).decode("utf-8")
+        path = str(self._submission)
+        self._submission.write_text(source, encoding="utf-8")  # triton reads the source of kernels from the file
+        try:
+            tree = ast.parse(source, path)
+        except (SyntaxError, ValueError) as exc:
+            line = getattr(exc, "lineno", None)
+            raise _Refused("syntax-error", getattr(exc, "msg", None) or str(exc), line) from None
+        module = types.ModuleType("submission")
+        module.__file__ = path
+        sys.modules["submission"] = module
+        exec(compile(tree, path, "exec"), module.__dict__)  # noqa: S102 (this is what the sandbox is for)
+        found = entry.find_entry(module, message["entry"], message["entry_kind"])
+        entry.check_signature(found, message["n_arguments"], message["signature"])
+        self._entry = found
+        return {"op": "loaded", "entry": found.name[:200], "is_autograd": found.is_autograd}
+
+    def _call(self, message: Message) -> Message:
+        if self._entry is None:
+            raise _Refused("entry-missing", "nothing was loaded")
+        names = [spec["name"] for spec in message["inputs"]]
+        tensors = {spec["name"]: self._tensor(spec) for spec in message["inputs"]}
+        upstream = self._tensor(message["upstream"]) if message.get("upstream") else None
+        wants_graph = upstream is not None or self._entry.is_autograd
+        if wants_graph:
+            tensors = {name: tensor.detach().requires_grad_(True) for name, tensor in tensors.items()}
+        slots = message["outputs"]
+        forward_names = [slot["name"] for slot in slots if not slot.get("gradient")]
+        watch = self._watch(message, tensors)
+        with watch:
+            returned = self._entry.call(*[tensors[name] for name in names], *message["options"])
+        results = self._name_results(returned, forward_names, slots)
+        facts = {"forward": watch.facts({name: found[0] for name, found in results.items()})}
+        if upstream is not None:
+            backward = self._watch(message, tensors)
+            with backward:
+                gradients = torch.autograd.grad(
+                    results[forward_names[0]][0], [tensors[name] for name in names], upstream, allow_unused=True
+                )
+            for name, gradient in zip(names, gradients, strict=True):
+                if gradient is None:
+                    raise _Refused("wrong-result-type", f"backward returned None for the gradient of {name}")
+                results[f"d{name}"] = [gradient]
+            facts["backward"] = backward.facts({f"d{name}": results[f"d{name}"][0] for name in names})
+        if message.get("keep"):
+            self._kept[message["keep"]] = results
+        return {"op": "result", "outputs": self._write(results, slots), "facts": facts}
+
+    def _again(self, message: Message) -> Message:
+        """Copy a kept result once more: it must still be what it was."""
+        return {"op": "result", "outputs": self._write(self._kept[message["keep"]], message["outputs"]), "facts": {}}
+
+    def _forget(self, message: Message) -> Message:
+        self._kept.pop(message["keep"], None)
+        return {"op": "result", "outputs": [], "facts": {}}
+
+    def _watch(self, message: Message, inputs: Mapping[str, torch.Tensor]) -> audit.Watch:
+        return audit.Watch(
+            inputs=inputs,
+            level=message["watch"],
+            order=message.get("order"),
+            submission_file=str(self._submission),
+            poison_empty=message.get("poison", False),
+        )
+
+    def _name_results(self, returned: Any, names: list[str], slots: list[Message]) -> dict[str, list[torch.Tensor]]:
+        """Results by output name. An autograd.Function returns o alone; the rest is looked for among what it saved."""
+        if isinstance(returned, torch.Tensor):
+            returned = (returned,)
+        if not isinstance(returned, tuple | list):
+            raise _Refused("wrong-result-type", f"returned {type(returned).__name__}; expected {_listed(names)}")
+        for name, item in zip(names, returned, strict=False):
+            _plain_tensor(name, item)
+        found = {name: [item] for name, item in zip(names, returned, strict=False)}
+        missing = [slot for slot in slots if slot["name"] in names[len(found) :]]
+        if self._entry is not None and self._entry.is_autograd and missing:
+            found.update(_saved_outputs(found[names[0]][0], missing))
+        elif len(returned) != len(names):
+            raise _Refused("wrong-result-type", f"returned {len(returned)} tensors; expected {_listed(names)}")
+        return found
+
+    def _write(self, results: Mapping[str, list[torch.Tensor]], slots: list[Message]) -> list[Message]:
+        """Copy results to their slots of the arena, row-major, in their own dtype."""
+        said = []
+        for slot in slots:
+            for index, tensor in enumerate(results[slot["name"]][:MAX_ALTERNATIVES]):
+                value = tensor.detach()
+                size = value.numel() * value.element_size()
+                copied = size <= slot["capacity"]
+                if copied and size:
+                    offset = slot["offset"] + index * slot["capacity"]
+                    target = torch.frombuffer(self._arena, dtype=value.dtype, count=value.numel(), offset=offset)
+                    target.copy_(value.reshape(-1))
+                said.append(
+                    {
+                        "name": slot["name"],
+                        "alternative": index,
+                        "shape": list(value.shape)[:8],
+                        "dtype": str(value.dtype).removeprefix("torch."),
+                        "copied": copied,
+                    }
+                )
+        return said
+
+    def _tensor(self, spec: Message) -> torch.Tensor:
+        """A view of the arena; the examiner chose offset, shape and strides."""
+        base = torch.frombuffer(
+            self._arena, dtype=getattr(torch, spec["dtype"]), count=spec["count"], offset=spec["offset"]
+        )
+        return base.as_strided(spec["shape"], spec["strides"])
+
+    def _explain(self, exc: BaseException, stage: str) -> Message:
+        kind = _kind_of(exc, stage)
+        frames = traceback.TracebackException.from_exception(exc, limit=None, capture_locals=False)
+        line = _own_line(exc, str(self._submission))
+        said = _said(exc)
+        message = f"left with status {said}" if kind == "python-exit" else f"{type(exc).__name__}: {said}"
+        return _failed(kind, message, line, _short_traceback(frames, str(self._submission)))
+
+
+def _plain_tensor(name: str, item: Any) -> None:
+    # a subclass could compute itself when it is read, or run code when it is copied
+    if type(item) is not torch.Tensor:
+        raise _Refused("wrong-result-type", f"{name} is {type(item).__name__}; it must be a plain torch.Tensor")
+    if item.layout is not torch.strided or item.device.type == "meta":
+        raise _Refused("wrong-result-type", f"{name} has no memory of its own ({item.layout}, {item.device})")
+
+
+def _saved_outputs(first: torch.Tensor, missing: list[Message]) -> dict[str, list[torch.Tensor]]:
+    """Candidates for outputs that only live among the saved tensors, by shape; the examiner picks by value."""
+    saved = [t for t in getattr(first.grad_fn, "saved_tensors", ()) if isinstance(t, torch.Tensor)]
+    found = {}
+    for slot in missing:
+        fitting = [t for t in saved if list(t.shape) == slot["shape"]]
+        if not fitting:
+            raise _Refused(
+                "wrong-result-type",
+                f"no tensor of shape {slot['shape']} among the saved ones, so {slot['name']} cannot be found; "
+                f"save it with ctx.save_for_backward",
+            )
+        found[slot["name"]] = fitting
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    return f"a tensor {names[0]}" if len(names) == 1 else f"a tuple ({', '.join(names)})"
+
+
+def _said(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as inner:  # the student's own __str__ may raise
+        return f"(its text could not be read: {type(inner).__name__})"
+
+
+def _kind_of(exc: BaseException, stage: str) -> str:
+    text = _said(exc)
+    if isinstance(exc, MemoryError) or "can't allocate memory" in text or "Cannot allocate memory" in text:
+        return "memory-bomb"
+    if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        return "disk-limit"
+    if isinstance(exc, OSError) and exc.errno == errno.EAGAIN:
+        return "process-limit"
+    if isinstance(exc, SystemExit):
+        return "python-exit"
+    if isinstance(exc, ImportError) and stage == "load":
+        return "import-error"
+    if type(exc).__name__ in ("CompilationError", "InterpreterError", "UnsupportedLanguageConstruct"):
+        return "compile-error"
+    return "raises"
+
+
+def _own_line(exc: BaseException, path: str) -> int | None:
+    """The last line of the student's file on the way to the error, through the causes."""
+    line = None
+    seen: set[int] = set()
+    current: BaseException | None = exc
+    while current is not None and id(current) not in seen and len(seen) < 8:
+        seen.add(id(current))
+        for frame, number in traceback.walk_tb(current.__traceback__):
+            if frame.f_code.co_filename == path:
+                line = number
+        current = current.__cause__ or current.__context__
+    return line
+
+
+def _short_traceback(found: traceback.TracebackException, path: str) -> str:
+    """Frames of the student's file and of triton, as Python prints them, bounded."""
+    kept = [frame for frame in found.stack if frame.filename == path or "/triton/" in frame.filename]
+    lines = [
+        f'  File "{Path(frame.filename).name}", line {frame.lineno}, in {frame.name}\n    {frame.line or ""}'
+        for frame in kept[-MAX_TRACEBACK_LINES:]
+    ]
+    return "\n".join(lines)[-MAX_TEXT:]
+
+
+def _failed(kind: str, message: str, line: int | None, trace: str) -> Message:
+    return {"op": "failed", "kind": kind, "message": _text(message), "line": line, "traceback": _text(trace)}
+
+
+def _text(value: str) -> str:
+    # a lone surrogate is no JSON of ours, and a student's exception may hold one
+    return value[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")
+
+
+@contextlib.contextmanager
+def _own_streams_flushed() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # the student may have closed or replaced them
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+
+def main(control_fd: int, arena_fd: int, arena_bytes: int, submission: Path = SUBMISSION) -> None:
+    """Serve the examiner until it goes away."""
+    channel = protocol.Channel(socket.socket(fileno=control_fd))
+    arena = mmap.mmap(arena_fd, arena_bytes)
+    torch.set_num_threads(1)
+    audit.prepare_interpreter()
+    linecache.checkcache()
+    candidate = _Candidate(arena, submission)
+    channel.send({"op": "ready"})
+    while True:
+        try:
+            message = channel.receive()
+        except protocol.PeerGoneError:
+            return
+        with _own_streams_flushed():
+            reply = candidate.answer(message)
+        channel.send(reply)

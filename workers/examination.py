@@ -1,0 +1,595 @@
+"""The order of things in one examination. The examiner never imports the student's file.
+
+Two candidate processes work side by side: one answers the numeric probes, the other is audited and measured for
+memory. Inputs, expected outputs, deadlines and comparisons belong to this process. Before an output is read the
+candidate's process tree is frozen, so that nothing can be written late.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import platform
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+import reference
+from grader.assignment import Assignment, Case
+from grader.errors import AssignmentError
+from grader.measurement import (
+    LIMITS,
+    Audit,
+    Device,
+    Evidence,
+    Examination,
+    Failure,
+    FailureKind,
+    Isolation,
+    MemoryPoint,
+    MistakeMatch,
+    MistakeOnProbe,
+    OutputRun,
+    ProbeFailed,
+    ProbeMeasured,
+    ProbeRun,
+    Stage,
+)
+from reference.operation import Mistake, Operation
+from workers import claims, numerics
+from workers.devices.cpu import Arena, ArenaFullError, Placed, Slot
+from workers.interview import CandidateFailedError, Interview
+from workers.sandbox import Sandbox
+
+MAX_RESTARTS = 2  # of a candidate that died in a probe, so that the other probes still say something
+MAX_OUTPUT_TEXT = 16 * 1024
+MAX_MISTAKE_PROBES = 8  # failing probes that every mistake is held against
+MAX_MISTAKES_KEPT = 6
+
+Progress = Callable[[str, float], None]
+
+
+class Sandboxes(Protocol):
+    """Where warm candidates come from."""
+
+    isolation: Isolation
+
+    def take(self, timeout_s: float) -> Sandbox: ...
+
+
+@dataclass(slots=True)
+class _Numerics:
+    load_failure: Failure | None = None
+    entry: str | None = None
+    probes: list[ProbeRun] = field(default_factory=list)
+    answers: dict[str, _Answer] = field(default_factory=dict)
+    evidence: list[Evidence] = field(default_factory=list)
+    stdout: bytes = b""
+    stderr: bytes = b""
+    output_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Audited:
+    audit: Audit | None = None
+    failure: Failure | None = None
+    memory: list[MemoryPoint] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the student's file answered to one probe, and what it was asked."""
+
+    case: Case
+    inputs: Mapping[str, torch.Tensor]  # with the strides the student saw
+    student: Mapping[str, torch.Tensor]
+    oracle: Mapping[str, torch.Tensor]
+    passed: bool
+
+
+def examine(
+    assignment: Assignment,
+    source: bytes,
+    *,
+    sandboxes: Sandboxes,
+    progress: Progress = lambda _stage, _fraction: None,
+    seed: int | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> Examination:
+    """Examine one hand-in in the interpreter.
+
+    Args:
+        source: the student's file, UTF-8.
+        sandboxes: gives warm candidates; two are used, and up to two more when one dies.
+        progress: told the stage and how much of it is done, 0 to 1. Called from several threads.
+        seed: makes the inputs of every probe; fresh and secret when None.
+
+    Raises:
+        AssignmentError: the assignment does not fit its reference or the arena.
+
+    """
+    exam = _Exam(assignment, source, sandboxes, progress, secrets.randbits(62) if seed is None else seed)
+    return exam.run(dict(versions or {}) | _versions())
+
+
+class _Exam:
+    def __init__(
+        self, assignment: Assignment, source: bytes, sandboxes: Sandboxes, progress: Progress, seed: int
+    ) -> None:
+        self.assignment, self.source, self.sandboxes, self.progress, self.seed = (
+            assignment,
+            source,
+            sandboxes,
+            progress,
+            seed,
+        )
+        try:
+            self.operation: Operation = reference.load(assignment.operation)
+        except reference.ReferenceMissing as exc:
+            raise AssignmentError(f"assignments/{assignment.slug}/assignment.toml: operation: {exc}") from None
+        self.gradients = frozenset(output.name for output in assignment.outputs if output.gradient)
+        self.deadline = time.monotonic() + assignment.limits.total_s
+        self.stages: list[Stage] = []
+
+    def run(self, versions: dict[str, str]) -> Examination:
+        with ThreadPoolExecutor(max_workers=2, thread_name_prefix="examination") as threads:
+            audited_later = threads.submit(self._audit)
+            numeric = self._numerics()
+            audited = audited_later.result()
+        with self._stage("diagnosis"):
+            mistakes = self._mistakes(list(numeric.answers.values()))
+        return Examination(
+            assignment=self.assignment.slug,
+            assignment_digest=self.assignment.digest,
+            source_sha256=hashlib.sha256(self.source).hexdigest(),
+            device=Device(kind="interpreter", name=f"Triton interpreter on {_processor()}"),
+            isolation=self.sandboxes.isolation,
+            versions=versions,
+            seed=self.seed,
+            entry=numeric.entry,
+            load_failure=numeric.load_failure,
+            probes=tuple(numeric.probes),
+            mistakes=mistakes,
+            memory=tuple(audited.memory),
+            audit=audited.audit,
+            audit_failure=audited.failure,
+            evidence=tuple(dict.fromkeys(numeric.evidence + audited.evidence)),
+            stages=tuple(self.stages),
+            stdout=numeric.stdout[:MAX_OUTPUT_TEXT].decode("utf-8", "backslashreplace"),
+            stderr=numeric.stderr[:MAX_OUTPUT_TEXT].decode("utf-8", "backslashreplace"),
+            output_bytes=numeric.output_bytes,
+        )
+
+    # -- numerics ------------------------------------------------------------------------------------------------
+
+    def _numerics(self) -> _Numerics:
+        found = _Numerics()
+        cases = list(self.assignment.cases_on("interpreter"))
+        restarts = 0
+        while cases and restarts <= MAX_RESTARTS:
+            with self._stage("preflight"):
+                interview, arena = self._new_interview()
+            try:
+                with self._stage("preflight"):
+                    found.entry = self._load(interview, arena)
+                with self._stage("numerics"):
+                    cases = self._probe_all(interview, arena, cases, found)
+            except CandidateFailedError as exc:
+                found.load_failure = exc.failure
+                cases = []
+            finally:
+                self._close(interview, found)
+            restarts += 1
+        return found
+
+    def _probe_all(self, interview: Interview, arena: Arena, cases: list[Case], found: _Numerics) -> list[Case]:
+        """Run cases in order. Returns those left when the candidate died, none when all ran or a limit was hit."""
+        total = len(self.assignment.cases_on("interpreter"))
+        for number, case in enumerate(cases):
+            self.progress("numerics", 1 - (len(cases) - number) / total)
+            started = time.monotonic()
+            try:
+                run, answer = self._probe(interview, arena, case)
+            except claims.ClaimError as exc:
+                failure = Failure(
+                    kind=FailureKind.NOT_OURS, message=f"the answer cannot be read: {exc}", stage=case.name
+                )
+                found.evidence.append(Evidence(kind="broken-protocol", message=failure.message))
+                found.probes.append(ProbeFailed(name=case.name, failure=failure))
+                continue
+            except CandidateFailedError as exc:
+                failed = ProbeFailed(name=case.name, failure=exc.failure, seconds=time.monotonic() - started)
+                found.probes.append(failed)
+                if exc.failure.kind in LIMITS:
+                    return []
+                if exc.dead:
+                    return cases[number + 1 :]
+                continue
+            found.probes.append(dataclasses.replace(run, seconds=time.monotonic() - started))
+            if answer:
+                found.answers[case.name] = answer
+        return []
+
+    def _probe(self, interview: Interview, arena: Arena, case: Case) -> tuple[ProbeMeasured, _Answer | None]:
+        arena.clear()
+        inputs = self._inputs(case, 0)
+        placed = self._place(arena, case, inputs)
+        options = [(case.options or {}).get(name) for name in self.operation.options]
+        specs = self.operation.output_specs(inputs, case.options or {})
+        slots = arena.place_slots({name: shape for name, (shape, _) in specs.items()}, self.gradients)
+        request = self._request(placed, options, slots) | {"keep": "first" if case.check == "fresh-inputs" else None}
+        interview.ask(request, stage=case.name)
+        expected = _Expected(self.operation, inputs, case)  # computed while the candidate works
+        answer = interview.answer(self._call_s())
+        student, said = self._read(interview, arena, slots, answer, expected.oracle)
+        inputs_ok, guards_ok = arena.intact()
+        found = claims.findings(_facts(answer, "forward"), case.name) + claims.findings(
+            _facts(answer, "backward"), case.name
+        )
+        repeat_equal = first_kept = None
+        if case.check == "repeat":
+            again = self._call_again(interview, arena, slots, request, case, expected.oracle)
+            repeat_equal = _same_bits(student, again)
+        if case.check == "fresh-inputs":
+            first = student
+            inputs = self._inputs(case, 1)
+            placed = [arena.rewrite(old, inputs[old.name]) for old in placed]
+            expected = _Expected(self.operation, inputs, case)
+            arena.poison(slots)
+            interview.ask(request | {"keep": None}, stage=case.name)
+            answer = interview.answer(self._call_s())
+            student, said = self._read(interview, arena, slots, answer, expected.oracle)
+            arena.poison(slots)
+            interview.ask({"op": "again", "keep": "first", "outputs": [slot.spec() for slot in slots]}, stage=case.name)
+            kept, _ = self._read(interview, arena, slots, interview.answer(self._call_s()), expected.oracle)
+            first_kept = _same_bits(first, kept)
+            interview.ask({"op": "forget", "keep": "first"}, stage=case.name)
+            interview.answer(self._call_s())
+        runs = self._compare(student, said, expected, specs, case)
+        measured = ProbeMeasured(
+            name=case.name,
+            outputs=tuple(runs),
+            largest_score=expected.largest_score,
+            repeat_equal=repeat_equal,
+            inputs_unchanged=inputs_ok,
+            guards_intact=guards_ok,
+            first_result_kept=first_kept,
+            findings=found,
+        )
+        passed = all(run.rel_error is not None and run.rel_error <= run.limit for run in runs)
+        views = {item.name: item.value for item in placed}
+        return measured, _Answer(case, views, student, expected.oracle, passed)
+
+    def _call_again(
+        self,
+        interview: Interview,
+        arena: Arena,
+        slots: list[Slot],
+        request: dict[str, Any],
+        case: Case,
+        oracle: Mapping[str, torch.Tensor],
+    ) -> Mapping[str, torch.Tensor]:
+        arena.poison(slots)
+        interview.ask(request, stage=case.name)
+        student, _ = self._read(interview, arena, slots, interview.answer(self._call_s()), oracle)
+        return student
+
+    def _compare(
+        self,
+        student: Mapping[str, torch.Tensor],
+        said: Mapping[str, Mapping[str, Any]],
+        expected: _Expected,
+        specs: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+        case: Case,
+    ) -> Iterator[OutputRun]:
+        for name, (_, dtype) in specs.items():
+            want = expected.oracle[name]
+            baseline_error = numerics.relative_error(expected.naive[name], want) or 0.0
+            limit = self.assignment.tolerance.limit(
+                baseline_rel_error=baseline_error,
+                dtype=case.dtype,
+                largest_score=expected.largest_score,
+                gradient=name in self.gradients,
+            )
+            yield numerics.compare(
+                name,
+                student.get(name),
+                want,
+                dtype,
+                said_shape=claims.shape(said.get(name, {})),
+                said_dtype=claims.text(said.get(name, {}), "dtype", 40),
+                baseline=expected.naive[name],
+                limit_of=limit,
+                baseline_rel_error=baseline_error,
+            )
+
+    # -- audit and memory ----------------------------------------------------------------------------------------
+
+    def _audit(self) -> _Audited:
+        found = _Audited()
+        interview, arena = self._new_interview()
+        try:
+            self._load(interview, arena)
+            with self._stage("audit"):
+                found.audit = self._audit_call(interview, arena)
+            if self.assignment.memory is not None:
+                with self._stage("memory"):
+                    self._sweep(interview, arena, found)
+        except CandidateFailedError as exc:
+            found.failure = exc.failure
+        except claims.ClaimError as exc:
+            found.failure = Failure(kind=FailureKind.NOT_OURS, message=f"the audit's facts are not ours: {exc}")
+            found.evidence.append(Evidence(kind="broken-protocol", message=found.failure.message))
+        finally:
+            interview.end()
+            found.evidence += interview.evidence
+        return found
+
+    def _audit_call(self, interview: Interview, arena: Arena) -> Audit:
+        structure = self.assignment.structure
+        case = Case(name="audit", axes=structure.axes, tries="", options=structure.options)
+        facts, outputs = self._watched(interview, arena, case, "full")
+        forward, backward = facts["forward"], facts.get("backward", {})
+        _, permuted = self._watched(interview, arena, case, "bounds", order="reverse")
+        costs = self.operation.costs(structure.axes, torch.float32, structure.options)
+        saved = claims.storages(forward, "saved")
+        return Audit(
+            axes=dict(structure.axes),
+            n_launches=claims.count(forward, "n_launches"),
+            launches=claims.launches(forward) + claims.launches(backward),
+            torch_ops=claims.torch_ops(forward) + claims.torch_ops(backward),
+            library_calls=claims.torch_ops(forward, "library_calls") + claims.torch_ops(backward, "library_calls"),
+            outputs=claims.outputs_written(forward),
+            requested_bytes=claims.count(forward, "requested_bytes"),
+            unique_bytes=claims.count(forward, "unique_bytes"),
+            dot_flops=claims.count(forward, "dot_flops"),
+            largest_tile_elements=claims.count(forward, "largest_tile_elements"),
+            least_bytes=costs.least_bytes,
+            eager_launches=costs.eager_launches,
+            eager_bytes=costs.eager_bytes,
+            findings=claims.findings(forward, None) + claims.findings(backward, None),
+            saved=saved,
+            order_dependent=not _same_bits(outputs, permuted),
+            quadratic_bytes=self._quadratic_bytes(interview, arena, case, claims.count(forward, "unique_bytes")),
+            backward_launches=claims.count(backward, "n_launches"),
+        )
+
+    def _quadratic_bytes(self, interview: Interview, arena: Arena, case: Case, at_one: int) -> float | None:
+        """Coefficient of T² in unique bytes, solved from sizes T and 2T under bytes = a T² + b T."""
+        sweep = self.assignment.memory
+        if sweep is None:
+            return None
+        size = case.axes[sweep.along[0]]
+        doubled = dataclasses.replace(case, axes=dict(case.axes) | dict.fromkeys(sweep.along, 2 * size))
+        facts, _ = self._watched(interview, arena, doubled, "full")
+        at_two = claims.count(facts["forward"], "unique_bytes")
+        return (at_two - 2 * at_one) / (2 * size * size)
+
+    def _sweep(self, interview: Interview, arena: Arena, found: _Audited) -> None:
+        sweep = self.assignment.memory
+        assert sweep is not None
+        for number, size in enumerate(sweep.sizes):
+            self.progress("memory", number / len(sweep.sizes))
+            axes = dict(sweep.axes) | dict.fromkeys(sweep.along, size)
+            case = Case(name=f"memory-{size}", axes=axes, tries="", options=self.assignment.structure.options)
+            facts, _ = self._watched(interview, arena, case, "storages")
+            forward, backward = facts["forward"], facts.get("backward")
+            costs = self.operation.costs(axes, torch.float32, case.options or {})
+            found.memory.append(
+                MemoryPoint(
+                    size=size,
+                    peak_bytes=claims.count(forward, "peak_bytes"),
+                    backward_peak_bytes=claims.count(backward, "peak_bytes") if backward is not None else None,
+                    kept_bytes=claims.count(forward, "alive_after_bytes"),
+                    naive_bytes=costs.naive_peak_bytes,
+                    reference_bytes=costs.reference_peak_bytes,
+                )
+            )
+
+    def _watched(
+        self, interview: Interview, arena: Arena, case: Case, level: str, order: str | None = None
+    ) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, torch.Tensor]]:
+        """Facts and outputs of one call under the instrumented interpreter."""
+        arena.clear()
+        inputs = self._inputs(case, 0)
+        placed = self._place(arena, case, inputs)
+        options = [(case.options or {}).get(name) for name in self.operation.options]
+        specs = self.operation.output_specs(inputs, case.options or {})
+        slots = arena.place_slots({name: shape for name, (shape, _) in specs.items()}, self.gradients)
+        request = self._request(placed, options, slots) | {"watch": level, "order": order}
+        interview.ask(request, stage=case.name)
+        answer = interview.answer(self._call_s())
+        want = {name: torch.empty(shape) for name, (shape, _) in specs.items()}
+        outputs, _ = self._read(interview, arena, slots, answer, want)
+        facts = {key: _facts(answer, key) for key in ("forward", "backward") if _facts(answer, key)}
+        if "forward" not in facts:
+            raise claims.ClaimError("no facts about the forward")
+        return facts, outputs
+
+    # -- known mistakes ------------------------------------------------------------------------------------------
+
+    def _mistakes(self, answers: list[_Answer]) -> tuple[MistakeMatch, ...]:
+        """Known mistakes nearest to the student's outputs, when some were wrong."""
+        failing = [answer for answer in answers if not answer.passed][:MAX_MISTAKE_PROBES]
+        if not failing:
+            return ()
+        tried: list[tuple[float, Mistake, int | None]] = []
+        for mistake in self.operation.mistakes:
+            for tile in self.operation.tiles if mistake.tiled else (None,):
+                on_failing = [self._hold(mistake, tile, answer) for answer in failing]
+                far = [row.distance if row.distance is not None else 1e9 for row in on_failing]
+                tried.append((sum(min(value, 1e3) for value in far), mistake, tile))
+        tried.sort(key=lambda row: row[0])
+        return tuple(
+            MistakeMatch(
+                label=mistake.label,
+                tile=tile,
+                step=mistake.step,
+                hint=mistake.hint,
+                probes=tuple(self._hold(mistake, tile, answer) for answer in answers),
+            )
+            for _, mistake, tile in tried[:MAX_MISTAKES_KEPT]
+        )
+
+    def _hold(self, mistake: Mistake, tile: int | None, answer: _Answer) -> MistakeOnProbe:
+        outputs = mistake.outputs(answer.inputs, answer.case.options or {}, tile or 0)
+        return numerics.mistake_on_probe(answer.case.name, answer.student, outputs, answer.oracle)
+
+    # -- shared --------------------------------------------------------------------------------------------------
+
+    def _new_interview(self) -> tuple[Interview, Arena]:
+        sandbox = self.sandboxes.take(timeout_s=60.0)
+        return Interview(sandbox), Arena(sandbox.arena)
+
+    def _load(self, interview: Interview, arena: Arena) -> str:
+        self.progress("preflight", 0.0)
+        arena.clear()
+        offset, length = arena.place_bytes(self.source)
+        interview.ask(
+            {
+                "op": "load",
+                "offset": offset,
+                "length": length,
+                "entry": self.assignment.entry,
+                "entry_kind": self.assignment.entry_kind,
+                "signature": self.assignment.signature,
+                "n_arguments": len(self.operation.inputs) + len(self.operation.options),
+            },
+            stage="load",
+        )
+        return claims.text(interview.answer(self.assignment.limits.load_s), "entry", 200)
+
+    def _close(self, interview: Interview, found: _Numerics) -> None:
+        ending = interview.end()
+        found.evidence += interview.evidence
+        found.stdout += ending.stdout
+        found.stderr += ending.stderr
+        found.output_bytes += ending.output_bytes_total
+
+    def _inputs(self, case: Case, nth: int) -> dict[str, torch.Tensor]:
+        digest = hashlib.sha256(f"{self.seed}/{case.name}/{nth}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        dtype = getattr(torch, case.dtype)
+        return self.operation.make_inputs(case.axes, case.fill, dtype, case.options or {}, generator)
+
+    def _place(self, arena: Arena, case: Case, inputs: Mapping[str, torch.Tensor]) -> list[Placed]:
+        try:
+            return [self._place_one(arena, case, name, value) for name, value in inputs.items()]
+        except ArenaFullError as exc:
+            raise AssignmentError(f"assignments/{self.assignment.slug}: case {case.name}: {exc}") from None
+
+    def _place_one(self, arena: Arena, case: Case, name: str, value: torch.Tensor) -> Placed:
+        if name != self.operation.upstream:
+            return arena.place(name, value, case.layout)
+        layout = self.operation.upstream_layouts.get(case.fill, "contiguous")
+        return arena.place_expanded(name, value) if layout == "expanded" else arena.place(name, value, layout)
+
+    def _request(self, placed: Sequence[Placed], options: list[Any], slots: Sequence[Slot]) -> dict[str, Any]:
+        upstream = [item.spec() for item in placed if item.name == self.operation.upstream]
+        return {
+            "op": "call",
+            "inputs": [item.spec() for item in placed if item.name != self.operation.upstream],
+            "upstream": upstream[0] if upstream else None,
+            "options": options,
+            "outputs": [slot.spec() for slot in slots],
+            "watch": "bounds",
+            "poison": True,
+        }
+
+    def _read(
+        self,
+        interview: Interview,
+        arena: Arena,
+        slots: Sequence[Slot],
+        answer: Mapping[str, Any],
+        want: Mapping[str, torch.Tensor],
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Mapping[str, Any]]]:
+        """Outputs by name, read while the candidate is frozen. Of alternatives, the one nearest to `want` counts."""
+        said_of: dict[str, Mapping[str, Any]] = {}
+        best: dict[str, tuple[float, torch.Tensor | None]] = {}
+        by_name = {slot.name: slot for slot in slots}
+        interview.sandbox.freeze()
+        try:
+            for said in claims.rows(answer, "outputs"):
+                slot = by_name.get(claims.text(said, "name", 60))
+                if slot is None:
+                    continue
+                value = arena.read(slot, _checked(said))
+                error = None if value is None else numerics.relative_error(value, want[slot.name])
+                rank = 1e30 if error is None else error
+                if slot.name not in best or rank < best[slot.name][0]:
+                    best[slot.name], said_of[slot.name] = (rank, value), said
+        finally:
+            interview.sandbox.thaw()
+        return {name: value for name, (_, value) in best.items() if value is not None}, said_of
+
+    def _call_s(self) -> float:
+        """Seconds the next call may take; the whole examination has a limit too."""
+        return max(0.5, min(self.assignment.limits.call_s, self.deadline - time.monotonic()))
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stages.append(Stage(name=name, seconds=round(time.monotonic() - started, 4)))
+
+
+class _Expected:
+    """Oracle, naive baseline and largest score of one probe's inputs."""
+
+    def __init__(self, operation: Operation, inputs: Mapping[str, torch.Tensor], case: Case) -> None:
+        options = case.options or {}
+        self.oracle = operation.oracle(inputs, options)
+        self.naive = operation.naive(inputs, options)
+        self.largest_score = operation.largest_score(inputs, options)
+
+
+def _checked(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "shape": claims.shape(said),
+        "dtype": claims.text(said, "dtype", 40),
+        "copied": said.get("copied") is True,
+        "alternative": claims.count(said, "alternative"),
+    }
+
+
+def _facts(answer: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    facts = answer.get("facts", {})
+    found = facts.get(key, {}) if isinstance(facts, dict) else {}
+    if not isinstance(found, dict):
+        raise claims.ClaimError(f"facts.{key} is not an object")
+    return found
+
+
+def _same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(
+        a[name].shape == b[name].shape
+        and a[name].dtype == b[name].dtype
+        and torch.equal(a[name].contiguous().view(torch.uint8), b[name].contiguous().view(torch.uint8))
+        for name in a
+    )
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for name in ("torch", "triton", "numpy", "tilegrade"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    return f"{platform.machine()} CPU"

@@ -1,0 +1,106 @@
+"""Asking one candidate questions, with a deadline for each, and saying why it did not answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from grader.errors import GraderFault
+from grader.measurement import Evidence, Failure, FailureKind
+from workers import claims
+from workers.protocol import Channel, PeerGoneError, ProtocolError, TimedOutError
+from workers.sandbox import Ending, Sandbox
+
+# how often a waiting examiner looks whether the sandbox ran into a limit
+_LOOK_S = 0.2
+
+
+class CandidateFailedError(Exception):
+    """The candidate gave no result. `dead` says that the process is gone and another one is needed."""
+
+    def __init__(self, failure: Failure, *, dead: bool) -> None:
+        super().__init__(failure.message)
+        self.failure, self.dead = failure, dead
+
+
+class Interview:
+    """One candidate process and the questions put to it, one at a time."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.ending: Ending | None = None
+        self.evidence: list[Evidence] = []
+        self._channel: Channel = sandbox.channel
+        self._stage = "load"
+
+    def ask(self, message: dict[str, Any], *, stage: str) -> None:
+        """Send one request; `answer` waits for what comes back."""
+        self._stage = stage
+        try:
+            self._channel.send(message)
+        except PeerGoneError:
+            raise self._died() from None
+
+    def answer(self, timeout_s: float) -> Mapping[str, Any]:
+        """The candidate's answer. Raises CandidateFailedError when there is none, or when it says that it failed."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                message = self._channel.receive(min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+                break
+            except TimedOutError:
+                if self.sandbox.over_limit():
+                    raise self._died() from None
+                if time.monotonic() >= deadline:
+                    raise self._too_slow(timeout_s) from None
+            except PeerGoneError:
+                raise self._died() from None
+            except ProtocolError as exc:
+                raise self._broke_protocol(str(exc)) from None
+        if message["op"] == "failed":
+            try:
+                failure = claims.failure(message, self._stage)
+            except claims.ClaimError as exc:
+                raise self._broke_protocol(str(exc)) from None
+            raise CandidateFailedError(failure, dead=False)
+        return message
+
+    def end(self) -> Ending:
+        """Stop the whole process tree. Safe to call twice."""
+        if self.ending is None:
+            self.ending = self.sandbox.kill()
+            if self.ending.processes_left:
+                raise GraderFault(f"{self.ending.processes_left} processes of a candidate outlived their kill")
+        return self.ending
+
+    def _died(self) -> CandidateFailedError:
+        ending = self.end()
+        kind, message = _why(ending)
+        return CandidateFailedError(Failure(kind=kind, message=message, stage=self._stage), dead=True)
+
+    def _too_slow(self, timeout_s: float) -> CandidateFailedError:
+        self.end()
+        message = f"still running after {timeout_s:.0f} s, the limit for one call"
+        return CandidateFailedError(Failure(kind=FailureKind.TIME_LIMIT, message=message, stage=self._stage), dead=True)
+
+    def _broke_protocol(self, detail: str) -> CandidateFailedError:
+        self.end()
+        self.evidence.append(Evidence(kind="broken-protocol", message=f"an answer was not one of ours: {detail}"))
+        message = "the process that ran the file sent an answer that the grader cannot read"
+        return CandidateFailedError(Failure(kind=FailureKind.NOT_OURS, message=message, stage=self._stage), dead=True)
+
+
+def _why(ending: Ending) -> tuple[FailureKind, str]:
+    """Failure kind and one sentence from how the process ended: facts of the kernel's, not claims."""
+    match ending.cause:
+        case "memory-limit":
+            return FailureKind.MEMORY_LIMIT, "used more memory than a hand-in may"
+        case "output-limit":
+            return FailureKind.OUTPUT_LIMIT, f"printed {ending.output_bytes_total:,} bytes, more than a hand-in may"
+        case "cpu-limit":
+            return FailureKind.TIME_LIMIT, "used more processor time than a hand-in may"
+        case "exited":
+            return FailureKind.PYTHON_EXIT, f"the process left with status {ending.exit_code} before it gave a result"
+        case _:
+            return FailureKind.CRASHED, f"the process was ended by signal {ending.signal}"

@@ -1,0 +1,153 @@
+"""Comparing a student's tensors with the float64 oracle. Runs in the examiner, on private copies only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from grader.measurement import MistakeOnProbe, OutputRun, Worst
+
+MAP_BLOCKS = 16
+MAX_LISTED_ROWS = 16
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float | None:
+    """max |got - want| / max |want| in float64; None when `got` is not finite where `want` is, or shapes differ.
+
+    Where `want` itself is not finite nothing is compared.
+    """
+    if got.shape != want.shape:
+        return None
+    compared = torch.isfinite(want)
+    got64, want64 = got.to(torch.float64)[compared], want.to(torch.float64)[compared]
+    if not got64.numel():
+        return 0.0
+    if not torch.isfinite(got64).all():
+        return None
+    scale = want64.abs().max().item() or 1.0
+    return (got64 - want64).abs().max().item() / scale
+
+
+def compare(
+    name: str,
+    got: torch.Tensor | None,
+    want: torch.Tensor,
+    want_dtype: torch.dtype,
+    *,
+    said_shape: tuple[int, ...],
+    said_dtype: str,
+    baseline: torch.Tensor,
+    limit_of: float,
+    baseline_rel_error: float | None = None,
+) -> OutputRun:
+    """One output against the oracle.
+
+    Args:
+        got: the student's tensor, any float dtype, or None when it could not be read.
+        want: float64, the oracle.
+        baseline: the naive baseline in the student's dtype.
+        limit_of: the relative error that passes now; stored as a fact beside the counts it gave.
+    """
+    own = relative_error(baseline, want) if baseline_rel_error is None else baseline_rel_error
+    shared = {
+        "name": name,
+        "shape": said_shape,
+        "want_shape": tuple(want.shape),
+        "dtype": said_dtype,
+        "want_dtype": str(want_dtype).removeprefix("torch."),
+        "baseline_rel_error": own if own is not None else 0.0,
+        "n_elements": want.numel(),
+        "limit": limit_of,
+    }
+    if got is None or got.shape != want.shape:
+        return OutputRun(**shared, rel_error=None, n_not_finite=0, n_wrong=want.numel())  # type: ignore[arg-type]
+    got64 = got.to(torch.float64)
+    scale = want[torch.isfinite(want)].abs().max().item() if torch.isfinite(want).any() else 1.0
+    error = (got64 - want).abs()
+    not_finite = ~torch.isfinite(got64) & torch.isfinite(want)
+    # `not <=`: a NaN error is a wrong element
+    wrong = ~(error <= limit_of * (scale or 1.0)) & torch.isfinite(want)
+    rows = _row_view(wrong).any(dim=-1)
+    wrong_rows = rows.nonzero().flatten().tolist()
+    return OutputRun(
+        **shared,  # type: ignore[arg-type]
+        rel_error=relative_error(got, want),
+        n_not_finite=int(not_finite.sum()),
+        n_wrong=int(wrong.sum()),
+        worst=_worst(got64, want, error),
+        first_wrong=_first(got64, want, wrong),
+        wrong_rows=tuple(wrong_rows[:MAX_LISTED_ROWS]),
+        n_wrong_rows=len(wrong_rows),
+        n_rows=rows.numel(),
+        error_map=_error_map(error) if bool(wrong.any()) else (),
+    )
+
+
+def mistake_on_probe(
+    probe: str,
+    student: Mapping[str, torch.Tensor],
+    mistake: Mapping[str, torch.Tensor],
+    oracle: Mapping[str, torch.Tensor],
+) -> MistakeOnProbe:
+    """How far a known mistake's outputs are from the student's and from the oracle, the largest over outputs."""
+    distances = [_distance(student[name], mistake[name]) for name in oracle if name in student and name in mistake]
+    own = [_distance(mistake[name], oracle[name]) for name in oracle if name in mistake]
+    return MistakeOnProbe(probe=probe, distance=_largest(distances), own_error=_largest(own))
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float | None:
+    """Like `relative_error`, but two values that are NaN, or the same infinity, agree."""
+    if a.shape != b.shape:
+        return None
+    a64, b64 = a.to(torch.float64), b.to(torch.float64)
+    same = (a64 == b64) | (torch.isnan(a64) & torch.isnan(b64))
+    if not torch.isfinite(a64[~same]).all() or not torch.isfinite(b64[~same]).all():
+        return None
+    finite = b64[torch.isfinite(b64)]
+    scale = (finite.abs().max().item() if finite.numel() else 0.0) or 1.0
+    return (a64[~same] - b64[~same]).abs().max().item() / scale if bool((~same).any()) else 0.0
+
+
+def _largest(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return None if len(known) < len(values) or not values else max(known)
+
+
+def _row_view(values: torch.Tensor) -> torch.Tensor:
+    """[rows, everything else]: rows are the second-last axis, or the only one."""
+    if values.dim() < 2:
+        return values.reshape(-1, 1)
+    return values.movedim(-2, 0).reshape(values.shape[-2], -1)
+
+
+def _worst(got: torch.Tensor, want: torch.Tensor, error: torch.Tensor) -> Worst | None:
+    if not error.numel():
+        return None
+    rank = torch.where(torch.isfinite(error), error, torch.full_like(error, math.inf))
+    return _element(got, want, int(rank.flatten().argmax()))
+
+
+def _first(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> Worst | None:
+    at = wrong.flatten().nonzero()
+    return _element(got, want, int(at[0])) if len(at) else None
+
+
+def _element(got: torch.Tensor, want: torch.Tensor, flat: int) -> Worst | None:
+    expected = want.flatten()[flat].item()
+    if not math.isfinite(expected):
+        return None
+    found = got.flatten()[flat].item()
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), want.shape))
+    return Worst(index=index, got=found if math.isfinite(found) else None, want=expected)
+
+
+def _error_map(error: torch.Tensor) -> tuple[tuple[float | None, ...], ...]:
+    """Block means over the last two axes, averaged over the others; None where a block holds a non-finite error."""
+    plane = error.reshape(-1, error.shape[-1]) if error.dim() < 3 else error.flatten(0, -3).mean(dim=0)
+    rows = [block.mean(dim=0) for block in torch.tensor_split(plane, min(MAP_BLOCKS, plane.shape[0]), dim=0)]
+    blocks = [
+        [part.mean().item() for part in torch.tensor_split(row, min(MAP_BLOCKS, row.shape[0]), dim=0)] for row in rows
+    ]
+    return tuple(tuple(value if math.isfinite(value) else None for value in row) for row in blocks)
