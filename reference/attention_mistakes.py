@@ -1,0 +1,6 @@
+"""Known mistakes."""
+
+from reference.operation import Mistake
+
+FORWARD_MISTAKES: tuple[Mistake, ...] = ()
+TRAINING_MISTAKES: tuple[Mistake, ...] = ()

@@ -1,0 +1,5 @@
+"""Known mistakes."""
+
+from reference.operation import Mistake
+
+MISTAKES: tuple[Mistake, ...] = ()
