@@ -1,0 +1,878 @@
+"""What is wrong with a hand-in, in words a student can act on, and which facts show it.
+
+A label is given only when the facts single it out. Otherwise the sentence says what is known: where the first wrong
+element is, which rows, which inputs, whether errors grow, whether two runs differ. Nothing here quotes a hidden probe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from grader.assignment import Assignment, Case
+from grader.measurement import (
+    Audit,
+    Examination,
+    Failure,
+    FailureKind,
+    MistakeMatch,
+    MistakeOnProbe,
+    OutputRun,
+    ProbeMeasured,
+    TorchOp,
+)
+from grader.statistics import fit_exponent
+from grader.verdicts import (
+    VALUE_FAULTS,
+    AxisVerdict,
+    CaseGrade,
+    CaseVerdict,
+    Diagnosis,
+    Fault,
+    MemoryGrade,
+    NumericsGrade,
+    StructureGrade,
+    Verdict,
+)
+from grader.wording import count, listed, one_line, plain
+
+# A mistake explains a probe when its outputs are this near to the student's, in limits of that probe, ...
+NEAR_LIMITS = 8.0
+# ... or in parts of its own error (errors of several hundred magnify rounding) ...
+NEAR_SHARE = 0.01
+# ... and this many times nearer than the oracle is to either.
+APART = 4.0
+# Share of the wrong probes that it must explain, and share of the right ones that it may get wrong.
+EXPLAINS_AT_LEAST = 0.85
+CONTRADICTS_AT_MOST = 0.1
+
+_SHARED_MEMORY = re.compile(r"out of resource.*shared memory|shared memory.*(hardware limit|required)", re.I | re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """The probes that count, side by side with what was measured."""
+
+    assignment: Assignment
+    examination: Examination
+    cases: tuple[CaseGrade, ...]
+    structure: StructureGrade
+
+    @property
+    def failing(self) -> list[CaseGrade]:
+        return [case for case in self.cases if case.verdict is CaseVerdict.FAIL]
+
+    @property
+    def passing(self) -> list[CaseGrade]:
+        return [case for case in self.cases if case.passed]
+
+    @property
+    def wrong_values(self) -> list[CaseGrade]:
+        return [case for case in self.failing if VALUE_FAULTS & set(case.faults)]
+
+    @property
+    def faults(self) -> set[Fault]:
+        return {fault for case in self.failing for fault in case.faults}
+
+    def asked(self, case: CaseGrade) -> Case:
+        found = self.assignment.case(case.name)
+        if found is None:
+            raise KeyError(case.name)
+        return found
+
+    def run(self, case: CaseGrade) -> ProbeMeasured | None:
+        runs = [run for run in self.examination.probes if run.name == case.name]
+        return next((run for run in runs if isinstance(run, ProbeMeasured)), None)
+
+    def names(self, cases: Sequence[CaseGrade]) -> str:
+        """Names of the visible ones; how many hidden ones there are."""
+        visible = [case.name for case in cases if not case.hidden]
+        hidden = len(cases) - len(visible)
+        return listed(visible + ([f"{hidden} hidden"] if hidden else []))
+
+
+def diagnose(
+    assignment: Assignment,
+    examination: Examination,
+    verdict: Verdict,
+    *,
+    numerics: NumericsGrade,
+    memory: MemoryGrade | None,
+    structure: StructureGrade,
+    failure: Failure | None,
+) -> Diagnosis:
+    """Say what is wrong.
+
+    Args:
+        verdict: the measured headline, before anything is held. A full file gets no label, only notes.
+        failure: the failure that an `error` or `limit` is about.
+    """
+    facts = _Facts(assignment, examination, numerics.cases, structure)
+    if verdict is Verdict.FULL:
+        found = Diagnosis(sentence="Everything that was measured is as the assignment asks.")
+    elif failure is not None:
+        found = _ignores_strides(facts) or _failed(facts, failure)
+    elif verdict is Verdict.REFUSED:
+        found = _refused(facts)
+    elif verdict is Verdict.WRONG:
+        found = _wrong(facts)
+    else:
+        found = _right_but(facts, memory)
+    return dataclasses.replace(found, notes=_notes(examination, structure, verdict))
+
+
+# -- files that gave no result ----------------------------------------------------------------------------------------
+
+_SAYINGS: dict[FailureKind, tuple[str, str]] = {
+    FailureKind.SYNTAX_ERROR: (
+        "The file does not parse",
+        "Python stopped before it ran anything. Look at the line and the one before it.",
+    ),
+    FailureKind.IMPORT_ERROR: (
+        "The file does not load",
+        "A hand-in is one file. It may import torch, triton, numpy, einops, einx, jaxtyping and the standard library.",
+    ),
+    FailureKind.ENTRY_MISSING: (
+        "The entry point is missing",
+        "Names are part of the contract: the sheet gives the name and the arguments.",
+    ),
+    FailureKind.ENTRY_AMBIGUOUS: (
+        "There is more than one possible entry point",
+        "Say which one counts with a line such as ENTRY = MyFlashAttention at the bottom of the file.",
+    ),
+    FailureKind.WRONG_SIGNATURE: (
+        "The entry point does not take the arguments of the sheet",
+        "It is called with positional arguments, in the order of the sheet.",
+    ),
+    FailureKind.RAISES: ("The call raised an exception", "The probes that gave no result are marked below."),
+    FailureKind.COMPILE_ERROR: (
+        "Triton does not compile the kernel",
+        "Triton's own message and line are below; look at the types and shapes of the operands there.",
+    ),
+    FailureKind.WRONG_RESULT_TYPE: (
+        "The call did not return what the sheet asks for",
+        "Return plain torch tensors, in the order of the sheet.",
+    ),
+    FailureKind.PYTHON_EXIT: (
+        "The process left by itself before it gave a result",
+        "Look for exit(), sys.exit() or os._exit(); the file must stay loaded while it is called.",
+    ),
+    FailureKind.CRASHED: (
+        "The process crashed",
+        "Usually an address outside the tensors: check masks and offsets, and what non-contiguous inputs do to them.",
+    ),
+    FailureKind.NOT_OURS: (
+        "The process answered with something that is not a result",
+        "Results are the tensors that the entry point returns; nothing else is read.",
+    ),
+    FailureKind.TIME_LIMIT: (
+        "Stopped at the time limit",
+        "Look for a loop whose end condition can be stepped over, or for work that grows too fast with the size.",
+    ),
+    FailureKind.MEMORY_LIMIT: (
+        "Ran out of its memory allowance",
+        "Look for tensors that grow with T², or for data built while the file is imported.",
+    ),
+    FailureKind.OUTPUT_LIMIT: (
+        "Printed more than the output limit allows and was stopped",
+        "Remove debugging prints, first of all those inside the kernel or its launch function.",
+    ),
+    FailureKind.PROCESS_LIMIT: (
+        "Started more processes or threads than allowed",
+        "A kernel needs none of its own.",
+    ),
+    FailureKind.SCRATCH_LIMIT: (
+        "Wrote more to its scratch folder than allowed",
+        "A kernel needs no files; Triton's cache fits.",
+    ),
+}
+
+
+def _failed(facts: _Facts, failure: Failure) -> Diagnosis:
+    saying, hint = _SAYINGS[failure.kind]
+    label = failure.kind.value
+    if _SHARED_MEMORY.search(failure.message):
+        label = "needs-bigger-shared-memory"
+        saying = "The kernel asks for more shared memory than the GPU has"
+        hint = "Ask for fewer stages or smaller tiles."
+    hidden = {case.name for case in facts.cases if case.hidden}
+    where = "" if failure.stage == "load" else f" in probe {failure.stage}"
+    message = f": {one_line(failure.message)}" if failure.message.strip() else ""
+    if failure.stage in hidden:
+        where, message = " in a hidden probe", ". Its message is shown to staff only"
+    elif failure.line is not None:
+        where += f" at line {failure.line}"
+    sentence = f"{saying}{where}{message}"
+    same = [case for case in facts.cases if case.failure is not None and case.failure.kind is failure.kind]
+    evidence = []
+    if same:
+        evidence.append(f"{facts.names(same)} ended this way; {len(facts.passing)} of {len(facts.cases)} probes pass.")
+    return Diagnosis(label=label, sentence=_stop(sentence), hint=hint, evidence=tuple(evidence))
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+def _refused(facts: _Facts) -> Diagnosis:
+    audit = facts.examination.audit
+    if audit is not None and audit.library_calls:
+        calls = listed(sorted({_with_line(call) for call in audit.library_calls}))
+        foreign = _foreign_outputs(facts)
+        what = f"{listed(foreign)} {'comes' if len(foreign) == 1 else 'come'} from" if foreign else "The file calls"
+        return Diagnosis(
+            label="library-attention",
+            sentence=f"{what} {calls}; the assignment is to write that kernel.",
+            hint="Write the kernel in Triton; the library's own may serve to test it, outside the file.",
+        )
+    foreign = _foreign_outputs(facts)
+    if audit is not None and audit.n_launches == 0:
+        sentence = "No Triton kernel is launched; the assignment is to write one."
+    else:
+        sentence = f"{_sentence_case(listed(foreign))} {_is(foreign)} not written by a Triton kernel of this file."
+    return Diagnosis(
+        label="no-triton-kernel",
+        sentence=sentence,
+        hint="Every output that the sheet names has to be stored by a kernel of your own.",
+        evidence=tuple(f"{check.found}; {check.allowed} asked." for check in facts.structure.refusals),
+    )
+
+
+def _foreign_outputs(facts: _Facts) -> list[str]:
+    audit = facts.examination.audit
+    own = {output.name for output in facts.assignment.outputs if output.own_kernel}
+    return [done.name for done in audit.outputs if done.name in own and not done.by_own_kernel] if audit else []
+
+
+def _right_but(facts: _Facts, memory: MemoryGrade | None) -> Diagnosis:
+    """Numbers are right, points were lost elsewhere."""
+    audit, structure = facts.examination.audit, facts.structure
+    gradients = any(output.gradient for output in facts.assignment.outputs)
+    if structure.failed("saved"):
+        found = next(check.found for check in structure.checks if check.name == "saved")
+        return Diagnosis(
+            label="saved-scores-for-backward" if gradients else "stored-scores",
+            sentence=f"Numbers are right, but something of size T² stays alive after the forward ({found}).",
+            hint="Only the inputs, the outputs and one number per row may be kept; scores can be computed again.",
+            evidence=_memory_evidence(memory),
+        )
+    if structure.failed("stored"):
+        return Diagnosis(
+            label="stored-scores",
+            sentence="Numbers are right, but the forward stores a matrix of size T²: its memory grows with T squared.",
+            hint="Scores need not outlive the tile they belong to.",
+            evidence=_memory_evidence(memory),
+        )
+    if memory is not None and memory.verdict is AxisVerdict.FAIL:
+        backward = memory.forward_exponent is not None and memory.forward_exponent <= memory.pass_exponent
+        where = "the backward builds whole T × T matrices" if backward else "memory grows with T squared"
+        return Diagnosis(
+            label="stored-scores",
+            sentence=f"Numbers are right, but {where}.",
+            hint="Recompute the scores tile by tile and add each tile's share to the gradients.",
+            evidence=_memory_evidence(memory),
+        )
+    return _structure_only(facts, audit, memory)
+
+
+def _structure_only(facts: _Facts, audit: Audit | None, memory: MemoryGrade | None) -> Diagnosis:
+    structure = facts.structure
+    found = {check.name: check for check in structure.checks if not check.ok}
+    if "launches" in found and audit is not None:
+        kernels = listed([one_line(launch.kernel, 60) for launch in audit.launches])
+        return Diagnosis(
+            label="not-fused",
+            sentence=f"Numbers are right, but it takes {count(audit.n_launches, 'launch', 'launches')} ({kernels}); "
+            f"{found['launches'].allowed} asked.",
+            hint="What one kernel writes and the next one reads crosses global memory twice.",
+            evidence=(f"Unique bytes: {found['bytes'].found}, {found['bytes'].allowed}.",) if "bytes" in found else (),
+        )
+    if "torch-ops" in found and audit is not None:
+        return Diagnosis(
+            label="torch-compute",
+            sentence=f"Numbers are right, but part of the work is done by torch ({found['torch-ops'].found}).",
+            hint="Beside the kernel only copies, fills and views are allowed, and what the sheet lists.",
+        )
+    if "bytes" in found:
+        return Diagnosis(
+            label="extra-traffic",
+            sentence=f"Numbers are right, but {found['bytes'].found} the least possible bytes cross global memory; "
+            f"{found['bytes'].allowed} asked.",
+            hint="Read each input once and write each output once.",
+        )
+    if "tile" in found:
+        return Diagnosis(
+            label="row-in-one-tile",
+            sentence="Numbers are right, but the largest tile on the chip grows with T.",
+            hint="Stream tiles of a fixed width; a whole row does not fit for long T.",
+            evidence=_memory_evidence(memory),
+        )
+    if "backward-launches" in found:
+        return Diagnosis(
+            label="not-fused",
+            sentence=f"Numbers are right, but the backward takes {found['backward-launches'].found} launches; "
+            f"{found['backward-launches'].allowed} asked.",
+        )
+    if found:
+        check = next(iter(found.values()))
+        return Diagnosis(sentence=f"Numbers are right, but {check.found}; {check.allowed} is asked.")
+    if structure.verdict is AxisVerdict.NOT_RUN:
+        return Diagnosis(sentence="Numbers are right, but the structure of the file was not examined.")
+    if memory is not None and memory.verdict is AxisVerdict.NOT_RUN:
+        return Diagnosis(sentence="Numbers are right, but memory was not measured at two sizes.")
+    return Diagnosis(
+        sentence="Everything is right; the speed-up over the naive baseline does not earn all points yet.",
+        hint="The report compares bytes and times with the reference.",
+    )
+
+
+def _memory_evidence(memory: MemoryGrade | None) -> tuple[str, ...]:
+    if memory is None:
+        return ()
+    found = []
+    for what, exponent in (
+        ("Forward memory", memory.forward_exponent),
+        ("Memory with the backward", memory.backward_exponent),
+        ("What stays alive after the forward", memory.kept_exponent),
+    ):
+        if exponent is not None:
+            found.append(f"{what} grows like T^{exponent:.2f}; at most T^{memory.pass_exponent:g} passes.")
+    if memory.failed_at is not None:
+        found.append(f"T = {memory.failed_at:,} did not fit into memory.")
+    return tuple(found)
+
+
+# -- wrong numbers ----------------------------------------------------------------------------------------------------
+
+
+def _wrong(facts: _Facts) -> Diagnosis:
+    """The most telling explanation first; each returns None when the facts do not single it out."""
+    witnesses: tuple[Callable[[_Facts], Diagnosis | None], ...] = (
+        _wrong_form,
+        _only_a_check,
+        _ignores_strides,
+        _known_mistake,
+        _output_unwritten,
+        _input_mutated,
+        _race,
+        _nondeterministic,
+        _low_precision,
+        _out_of_bounds,
+    )
+    for witness in witnesses:
+        found = witness(facts)
+        if found is not None:
+            return dataclasses.replace(found, evidence=(*found.evidence, *_known(facts)))
+    if facts.structure.refusals:
+        return dataclasses.replace(_refused(facts), evidence=_known(facts))
+    return _unnamed(facts)
+
+
+def _wrong_form(facts: _Facts) -> Diagnosis | None:
+    """Shape, dtype and number of results, where that is what fails."""
+    for fault, label in (
+        (Fault.MISSING, FailureKind.WRONG_RESULT_TYPE.value),
+        (Fault.SHAPE, "wrong-shape"),
+        (Fault.DTYPE, "wrong-dtype"),
+    ):
+        cases = [case for case in facts.failing if fault in case.faults]
+        # a shape that is off on one odd input beside wrong values everywhere is not the news
+        if not cases or 2 * len(cases) < len(facts.failing):
+            continue
+        case = _example(cases)
+        name = next(output.name for output in case.outputs if output.fault is fault)
+        run = facts.run(case)
+        found = next((output for output in run.outputs if output.name == name), None) if run else None
+        where = "a hidden probe" if case.hidden else case.name
+        if found is None or fault is Fault.MISSING:
+            return Diagnosis(
+                label=label,
+                sentence=f"{name} was not returned in {where}.",
+                hint=f"The sheet asks for {facts.assignment.signature}.",
+            )
+        if fault is Fault.SHAPE:
+            sentence = (
+                f"{name} has shape {_shape(found.shape)} in {where}; the sheet asks for {_shape(found.want_shape)}."
+            )
+            hint = "Shapes are part of the contract; values were not compared where they differ."
+        else:
+            sentence = (
+                f"{name} has dtype {one_line(found.dtype, 40)} in {where}; the sheet asks for {found.want_dtype}."
+            )
+            hint = "Compute in float32 if you like, but return the dtype that the sheet asks for."
+        return Diagnosis(label=label, sentence=sentence, hint=hint, evidence=(f"It shows in {facts.names(cases)}.",))
+    return None
+
+
+def _only_a_check(facts: _Facts) -> Diagnosis | None:
+    """Values are right everywhere; what a probe asks beside them is not."""
+    faults = facts.faults
+    fresh = [case for case in facts.failing if facts.asked(case).check == "fresh-inputs"]
+    if fresh and len(fresh) == len(facts.failing):
+        if faults & VALUE_FAULTS:
+            return Diagnosis(
+                label="cached-result",
+                sentence="The second call on the same buffers, with new values, gives a wrong answer.",
+                hint="Results must come from the values of this call, not from an earlier one.",
+            )
+        return Diagnosis(
+            label="shared-output-buffer",
+            sentence="An earlier result changes when the function is called again.",
+            hint="Every call returns tensors of its own.",
+        )
+    if not faults or faults & VALUE_FAULTS:
+        return None
+    if faults <= {Fault.INPUTS, Fault.REPEAT} and Fault.INPUTS in faults:
+        return _input_mutated(facts)
+    if faults == {Fault.GUARD}:
+        return _out_of_bounds(facts)
+    if faults == {Fault.REPEAT}:
+        return _nondeterministic(facts)
+    return None
+
+
+def _ignores_strides(facts: _Facts) -> Diagnosis | None:
+    strange = [case for case in facts.cases if case.verdict not in (CaseVerdict.PASS, CaseVerdict.NOT_RUN)]
+    if not strange or not all(_is_strided(facts.asked(case)) for case in strange):
+        return None
+    if not any(not _is_strided(facts.asked(case)) for case in facts.passing):
+        return None
+    # an exception that the file raises on purpose says what it wants; it is quoted as it is
+    crashed = {FailureKind.CRASHED, FailureKind.PYTHON_EXIT}
+    if any(case.failure is not None and case.failure.kind not in crashed for case in strange):
+        return None
+    gradient = all(case.name.startswith("grad-") for case in strange)
+    what = "the incoming gradient is" if gradient else "inputs are"
+    return Diagnosis(
+        label="ignores-strides",
+        sentence=f"Only {facts.names(strange)} {_fail(strange)}: results are wrong when {what} not contiguous.",
+        hint="Addresses are computed from the shape alone; look at where each stride enters.",
+    )
+
+
+def _is_strided(case: Case) -> bool:
+    return case.layout == "strided" or case.name in ("strided", "grad-strided", "grad-ones")
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    match: MistakeMatch
+    explained: int
+    compared: int
+    tried: int
+    contradicted: int
+    mispredicted: int
+    order: int
+
+    @property
+    def rank(self) -> tuple[int, int, int, bool, int]:
+        # more explained, fewer contradictions, the better pattern, no tile before a tile, the bank's order
+        tiled = self.match.tile is not None
+        return (-self.explained, self.contradicted, self.mispredicted, tiled, self.order)
+
+
+def _known_mistake(facts: _Facts) -> Diagnosis | None:
+    wrong, right = facts.wrong_values, facts.passing
+    found = []
+    for order, match in enumerate(facts.examination.mistakes):
+        on = {probe.probe: probe for probe in match.probes}
+        compared = [case for case in wrong if case.name in on]
+        explained = sum(_explains(on[case.name], case) for case in compared)
+        tried = [case for case in right if case.name in on]
+        contradicted = sum(_contradicts(on[case.name], case) for case in tried)
+        if not compared or explained < math.ceil(EXPLAINS_AT_LEAST * len(compared)):
+            continue
+        if contradicted > CONTRADICTS_AT_MOST * len(tried):
+            continue
+        mispredicted = sum(_predicts_pass(on[case.name], case) for case in compared)
+        mispredicted += sum(not _predicts_pass(on[case.name], case) for case in tried)
+        found.append(_Candidate(match, explained, len(compared), len(tried), contradicted, mispredicted, order))
+    if not found:
+        return None
+    found.sort(key=lambda candidate: candidate.rank)
+    best = found[0]
+    other = next((candidate.match.label for candidate in found if candidate.match.label != best.match.label), "")
+    tile = f", with a tile of {best.match.tile}" if best.match.tile is not None else ""
+    evidence = (
+        f"The outputs agree with this mistake{tile} in {best.explained} of {count(best.compared, 'wrong probe')}, and "
+        f"it gives right answers in {best.tried - best.contradicted} of the {best.tried} that are right.",
+    )
+    return Diagnosis(
+        label=best.match.label,
+        sentence=_stop(f"Outputs agree with a known mistake: {best.match.label.replace('-', ' ')}"),
+        hint=best.match.hint,
+        step=best.match.step,
+        evidence=evidence,
+        runner_up=other,
+    )
+
+
+def _explains(probe: MistakeOnProbe, case: CaseGrade) -> bool:
+    """The mistake's outputs are the student's, and clearly not the oracle's."""
+    distance, own, limit = probe.distance, probe.own_error, case.limit
+    if distance is None or limit is None or not math.isfinite(distance):
+        return False
+    near = distance <= NEAR_LIMITS * limit or (own is not None and distance <= NEAR_SHARE * own)
+    apart = own is None or own >= APART * distance
+    student = case.rel_error
+    return near and apart and own != 0 and (student is None or student >= APART / 2 * distance)
+
+
+def _contradicts(probe: MistakeOnProbe, case: CaseGrade) -> bool:
+    """The student is right where the mistake is plainly wrong."""
+    return case.limit is not None and (probe.own_error is None or not probe.own_error <= 3 * case.limit)
+
+
+def _predicts_pass(probe: MistakeOnProbe, case: CaseGrade) -> bool:
+    return case.limit is not None and probe.own_error is not None and probe.own_error <= case.limit
+
+
+def _output_unwritten(facts: _Facts) -> Diagnosis | None:
+    audit = facts.examination.audit
+    unwritten = [done for done in audit.outputs if done.unwritten_elements] if audit else []
+    cases = facts.wrong_values
+    if not cases:
+        return None
+    seen: list[tuple[CaseGrade, OutputRun]] = []
+    for case in cases:
+        run = facts.run(case)
+        trailing = [output for output in run.outputs if _trailing_rows(output)] if run else []
+        holes = [output for output in trailing if output.n_not_finite == output.n_wrong or unwritten]
+        if holes:
+            seen.append((case, holes[0]))
+    if len(seen) >= math.ceil(EXPLAINS_AT_LEAST * len(cases)):
+        visible = [one for one in seen if not one[0].hidden]
+        where = "The last rows of the output"
+        if visible:
+            case, output = visible[0]
+            where = f"The last {count(output.n_wrong_rows, 'row')} of {output.n_rows} of {output.name} in {case.name}"
+        return Diagnosis(
+            label="output-unwritten",
+            sentence=f"{where} hold whatever was in memory: no program wrote them.",
+            hint="Count the programs of the grid against the rows.",
+            evidence=_unwritten_evidence(audit),
+        )
+    not_finite = all(Fault.NOT_FINITE in case.faults for case in cases)
+    if unwritten and not_finite:
+        return Diagnosis(
+            label="output-unwritten",
+            sentence=f"Part of {listed([done.name for done in unwritten])} is never written.",
+            hint="Look at which elements the stores and their masks reach.",
+            evidence=_unwritten_evidence(audit),
+        )
+    return None
+
+
+def _trailing_rows(output: OutputRun) -> bool:
+    """The wrong rows are the last ones, without a gap, and not all of them."""
+    rows = output.wrong_rows
+    if not rows or not output.n_wrong_rows < output.n_rows or output.shape != output.want_shape:
+        return False
+    return rows[0] + output.n_wrong_rows == output.n_rows and rows == tuple(range(rows[0], rows[0] + len(rows)))
+
+
+def _unwritten_evidence(audit: Audit | None) -> tuple[str, ...]:
+    return tuple(
+        f"{done.name}: {count(done.unwritten_elements, 'element')} never written in the audited call."
+        for done in (audit.outputs if audit else ())
+        if done.unwritten_elements
+    )
+
+
+def _input_mutated(facts: _Facts) -> Diagnosis | None:
+    if Fault.INPUTS not in facts.faults:
+        return None
+    return Diagnosis(
+        label="input-mutated",
+        sentence="An input holds other values after the call than before it, so a second call on it answers "
+        "something else.",
+        hint="Store into tensors of your own; look at which pointer each store uses.",
+    )
+
+
+def _race(facts: _Facts) -> Diagnosis | None:
+    """Two programs on one address, where results show it (on a GPU)."""
+    races = _races(facts.examination)
+    if not races or not _unequal_repeats(facts):
+        return None
+    return Diagnosis(
+        label=_race_label(facts.assignment),
+        sentence=f"Two runs differ, and programs of one launch meet at the same address: {races[0]}",
+        hint="Give every output element one owner, or sum in a second pass.",
+    )
+
+
+def _race_label(assignment: Assignment) -> str:
+    return "backward-race" if any(output.gradient for output in assignment.outputs) else "race"
+
+
+def _races(examination: Examination) -> list[str]:
+    audit = examination.audit
+    found = [finding for finding in (audit.findings if audit else ()) if finding.kind.startswith("race")]
+    return [f"{one_line(race.message)}{f' (line {race.line})' if race.line is not None else ''}" for race in found]
+
+
+def _unequal_repeats(facts: _Facts) -> list[CaseGrade]:
+    runs = [(case, facts.run(case)) for case in facts.cases]
+    return [case for case, run in runs if run is not None and run.repeat_equal is False]
+
+
+def _nondeterministic(facts: _Facts) -> Diagnosis | None:
+    if not _unequal_repeats(facts):
+        return None
+    right = [case for case in facts.passing if not case.hidden]
+    return Diagnosis(
+        label="nondeterministic",
+        sentence="Two calls with the same arguments give different results.",
+        hint="The result must depend on the arguments alone: look for a seed, a counter or a buffer that lives on.",
+        evidence=(f"Right in {facts.names(right)}.",) if right else (),
+    )
+
+
+def _low_precision(facts: _Facts) -> Diagnosis | None:
+    """Small errors of one size everywhere in float32, none in half precision, other outputs exact."""
+    single = [case for case in facts.cases if facts.asked(case).dtype == "float32" and case.outputs]
+    half = [case for case in facts.cases if facts.asked(case).dtype != "float32" and case.outputs]
+    wrong = [case for case in single if set(case.faults) == {Fault.VALUES}]
+    others = [case for case in facts.failing if case not in wrong]
+    if others or not wrong or not all(case.passed for case in half):
+        return None
+    # probes that ask for something else than values may pass by chance; most of the others may not
+    if len(wrong) < 0.8 * sum(facts.asked(case).check != "repeat" for case in single):
+        return None
+    at_fault = {output.name for case in wrong for output in case.outputs if output.fault is not None}
+    exact = [output.name for output in facts.assignment.outputs if output.name not in at_fault]
+    errors = [case.rel_error for case in wrong if case.rel_error is not None]
+    most = 2e-2 if exact else 5e-3
+    if len(errors) < len(wrong) or not (5e-5 <= median(errors) <= 5e-3 and max(errors) <= most):
+        return None
+    also = f" {listed(exact)} {_is(exact)} exact." if exact else ""
+    return Diagnosis(
+        label="low-precision-accumulator",
+        sentence=f"{_sentence_case(listed(sorted(at_fault)))} is off by about {median(errors):.0e} in nearly every "
+        f"float32 probe, and right in half precision.{also}",
+        hint="Look at the dtype of what is summed up from tile to tile, and of what goes into tl.dot.",
+    )
+
+
+def _out_of_bounds(facts: _Facts) -> Diagnosis | None:
+    seen = [finding for finding in _findings(facts) if finding[0].startswith("out-of-bounds")]
+    if Fault.GUARD not in facts.faults and not seen:
+        return None
+    stores = any(kind == "out-of-bounds-store" for kind, _ in seen) or not seen
+    return Diagnosis(
+        label="out-of-bounds",
+        sentence=f"The kernel {'writes' if stores else 'reads'} outside its tensors.",
+        hint="Every load and store of a partial tile needs a mask.",
+        evidence=tuple(message for _, message in seen[:3]),
+    )
+
+
+def _findings(facts: _Facts) -> list[tuple[str, str]]:
+    """Kind and sentence of what the audit saw, of visible probes only."""
+    audit = facts.examination.audit
+    found = list(audit.findings) if audit else []
+    for case in facts.cases:
+        run = facts.run(case)
+        if run is not None and not case.hidden:
+            found += run.findings
+    return [
+        (item.kind, _stop(one_line(item.message) + (f" (line {item.line})" if item.line is not None else "")))
+        for item in found
+    ]
+
+
+# -- what is known where no mistake has a name -------------------------------------------------------------------------
+
+
+def _unnamed(facts: _Facts) -> Diagnosis:
+    known = _known(facts)
+    failing = facts.failing
+    not_run = [case for case in facts.cases if case.verdict is CaseVerdict.NOT_RUN]
+    if not failing:
+        return Diagnosis(
+            sentence=f"{count(len(not_run), 'probe')} did not run, so the numbers are not shown to be right."
+        )
+    visible = [case for case in failing if not case.hidden]
+    if not visible:
+        return Diagnosis(sentence=f"{count(len(failing), 'hidden probe')} {_fail(failing)}; every visible one passes.")
+    sentence = f"{len(failing)} of {count(len(facts.cases), 'probe')} {_fail(failing)}: {facts.names(failing)}."
+    return Diagnosis(
+        sentence=sentence,
+        hint="No known mistake explains the outputs; start from the smallest wrong probe.",
+        evidence=known,
+    )
+
+
+def _known(facts: _Facts) -> tuple[str, ...]:
+    """Observations, the most useful first. Only about visible probes."""
+    observers: tuple[Callable[[_Facts], str | None], ...] = (
+        _first_wrong_element,
+        _which_outputs,
+        _which_inputs,
+        _which_rows,
+        _growth,
+        _runs_differ,
+    )
+    return tuple(said for said in (observer(facts) for observer in observers) if said is not None)
+
+
+def _first_wrong_element(facts: _Facts) -> str | None:
+    visible = [case for case in facts.wrong_values if not case.hidden]
+    if not visible:
+        return None
+    case = _example(visible)
+    run = facts.run(case)
+    for grade in case.outputs:
+        output = next((one for one in run.outputs if one.name == grade.name), None) if run else None
+        if grade.fault in VALUE_FAULTS and output is not None and output.first_wrong is not None:
+            first = output.first_wrong
+            got = "not a finite number" if first.got is None else f"{first.got:.4g}"
+            return (
+                f"{case.name}: {output.n_wrong:,} of {count(output.n_elements, 'value')} of {output.name} are off by "
+                f"more than {output.limit:.1e} of the largest. The first is at {list(first.index)}: yours {got}, "
+                f"expected {first.want:.4g}."
+            )
+    return None
+
+
+def _which_outputs(facts: _Facts) -> str | None:
+    wrong = {output.name for case in facts.wrong_values for output in case.outputs if output.fault is not None}
+    right = [output.name for output in facts.assignment.outputs if output.name not in wrong]
+    if not wrong or not right:
+        return None
+    named = [output.name for output in facts.assignment.outputs if output.name in wrong]
+    return f"{_sentence_case(listed(named))} {_is(named)} wrong; {listed(right)} {_is(right)} right everywhere."
+
+
+def _which_inputs(facts: _Facts) -> str | None:
+    """What the wrong probes have in common and the right ones lack."""
+    wrong, right = facts.wrong_values, facts.passing
+    if not wrong or not right:
+        return None
+    marks: list[tuple[str, Callable[[Case], bool]]] = [
+        ("inputs that are not contiguous", _is_strided),
+        ("half precision", lambda case: case.dtype != "float32"),
+    ]
+    options = sorted({key for case in facts.cases for key in facts.asked(case).options or {}})
+    marks += [(f"{key}=True", _has_option(key)) for key in options]
+    # 16 first: a size that is no multiple of 16 is none of 128 either, and says less
+    marks += [(f"sizes that are no multiple of {tile}", _ragged(tile)) for tile in (128, 64, 32, 16)]
+    for name, mark in marks:
+        if all(mark(facts.asked(case)) for case in wrong) and not any(mark(facts.asked(case)) for case in right):
+            return f"Wrong exactly for {name}."
+    return None
+
+
+def _has_option(key: str) -> Callable[[Case], bool]:
+    return lambda case: (case.options or {}).get(key) is True
+
+
+def _ragged(tile: int) -> Callable[[Case], bool]:
+    return lambda case: any(size % tile for size in case.axes.values())
+
+
+def _which_rows(facts: _Facts) -> str | None:
+    visible = [case for case in facts.wrong_values if not case.hidden]
+    if not visible:
+        return None
+    case = _example(visible)
+    run = facts.run(case)
+    output = next((one for one in run.outputs if one.n_wrong_rows), None) if run else None
+    if output is None or output.n_rows < 2:
+        return None
+    if output.n_wrong_rows == output.n_rows:
+        return f"{case.name}: every row of {output.name} has a wrong element."
+    where = f"{output.n_wrong_rows} of {output.n_rows} rows"
+    if _trailing_rows(output):
+        where = f"the last {where}"
+    elif output.wrong_rows[:1] == (0,) and output.wrong_rows == tuple(range(len(output.wrong_rows))):
+        where = f"the first {where}" if len(output.wrong_rows) == output.n_wrong_rows else where
+    rows = listed([str(row) for row in output.wrong_rows])
+    return f"{case.name}: {where} of {output.name} have a wrong element ({rows})."
+
+
+def _growth(facts: _Facts) -> str | None:
+    """Whether errors grow with the swept axis, over plain float32 probes of one kind."""
+    axes = facts.assignment.memory.along if facts.assignment.memory else ()
+    points: dict[int, float] = {}
+    for case in facts.wrong_values:
+        asked = facts.asked(case)
+        size = max((asked.axes.get(axis, 0) for axis in axes), default=0)
+        plain_one = asked.dtype == "float32" and asked.layout == "contiguous" and asked.fill == "normal"
+        if size and plain_one and not asked.options and case.rel_error and math.isfinite(case.rel_error):
+            points[size] = max(points.get(size, 0.0), case.rel_error)
+    if len(points) < 3:
+        return None
+    exponent = fit_exponent(list(points), list(points.values()))
+    if abs(exponent) < 0.3:
+        return "The error does not depend on the sequence length."
+    return f"The error {'grows' if exponent > 0 else 'shrinks'} with the sequence length, about like T^{exponent:.1f}."
+
+
+def _runs_differ(facts: _Facts) -> str | None:
+    return "Two calls with the same arguments give different bits." if _unequal_repeats(facts) else None
+
+
+# -- notes ------------------------------------------------------------------------------------------------------------
+
+
+def _notes(examination: Examination, structure: StructureGrade, verdict: Verdict) -> tuple[str, ...]:
+    """Advice that changes no verdict here: what the target GPU would do, what the audit saw beside the probes."""
+    found = []
+    report = examination.compile_report
+    if report is not None:
+        for failure in report.failures[:3]:
+            what = "does not compile"
+            if _SHARED_MEMORY.search(failure.message):
+                what = "would not launch: it needs more shared memory than there is"
+            line = f", line {failure.line}" if failure.line is not None else ""
+            found.append(_stop(f"For {report.target} this file {what}{line}: {one_line(failure.message)}"))
+    races = _races(examination)
+    if races and verdict not in (Verdict.ERROR, Verdict.LIMIT):
+        found.append(
+            f"Programs of one launch meet at the same address, which a GPU runs in any order: {_stop(races[0])}"
+        )
+    audit = examination.audit
+    if audit is not None and audit.order_dependent and not races:
+        found.append("Results change when the programs of a launch run in another order, as they do on a GPU.")
+    if structure.refusals and verdict is Verdict.WRONG:
+        found += [_stop(f"Beside the numbers: {check.found}") for check in structure.refusals]
+    return tuple(found)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _example(cases: Sequence[CaseGrade]) -> CaseGrade:
+    """The one to talk about: visible before hidden, required before others, then the assignment's order."""
+    return min(cases, key=lambda case: (case.hidden, not case.required))
+
+
+def _with_line(call: TorchOp) -> str:
+    return one_line(call.op, 80) + (f" (line {call.line})" if call.line is not None else "")
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"({', '.join(str(size) for size in shape)}{',' if len(shape) == 1 else ''})"
+
+
+def _sentence_case(text: str) -> str:
+    """Names of tensors keep their case; an empty list becomes a word."""
+    return text or "An output"
+
+
+def _is(names: Sequence[object]) -> str:
+    return "is" if len(names) <= 1 else "are"
+
+
+def _fail(cases: Sequence[object]) -> str:
+    return "fails" if len(cases) == 1 else "fail"
+
+
+def _stop(sentence: str) -> str:
+    text = plain(sentence, 600)
+    return text if text.endswith((".", "!", "?", "…")) else text + "."

@@ -1,0 +1,88 @@
+"""Words and numbers as people read them, and text of strangers made safe to show."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# categories that have no glyph of their own, or change how their neighbours are shown
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_NAMED = {"\r": "\\r", "\x1b": "\\x1b", "\0": "\\0"}
+_MAX_MARKS = 3  # combining marks in a row; more would be drawn over other lines
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """Text that a student's file produced. Show `plain`; pages escape it as they escape everything."""
+
+    text: str
+    limit: int = 4000
+
+    @property
+    def plain(self) -> str:
+        return plain(self.text, self.limit)
+
+
+def plain(text: str, limit: int = 4000) -> str:
+    """Make any text printable: control and direction characters become visible escapes, and the length is bounded.
+
+    Line feeds and tabs stay. The result can be printed on a terminal and encoded as UTF-8 whatever came in.
+    """
+    shown = []
+    marks = 0
+    for char in text[:limit]:
+        if char in "\n\t":
+            marks = 0
+            shown.append(char)
+            continue
+        category = unicodedata.category(char)
+        marks = marks + 1 if category in ("Mn", "Me") else 0
+        shown.append(_escape(char) if category in _UNSEEN or marks > _MAX_MARKS else char)
+    if len(text) > limit:
+        shown.append(f"… ({len(text) - limit:,} characters more were cut)")
+    return "".join(shown)
+
+
+def one_line(text: str, limit: int = 240) -> str:
+    """`plain`, with every run of white space made one space."""
+    words = " ".join(text[: 4 * limit].split())
+    return plain(words if len(words) <= limit else words[: limit - 1] + "…", limit)
+
+
+def _escape(char: str) -> str:
+    if char in _NAMED:
+        return _NAMED[char]
+    code = ord(char)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def bytes_text(size_bytes: float) -> str:
+    """A size with three significant digits and its unit."""
+    value, unit = float(size_bytes), 0
+    while abs(value) >= 1024 and unit < len(_UNITS) - 1:
+        value /= 1024
+        unit += 1
+    if unit == 0:
+        return f"{value:.0f} B"
+    return f"{value:.{max(0, 3 - len(str(int(value))))}f} {_UNITS[unit]}"
+
+
+def error_text(error: float | None) -> str:
+    return "not finite" if error is None else f"{error:.1e}"
+
+
+def count(n: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: "1 row", "2 rows"."""
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """ "a, b and c", cut after `most`."""
+    shown = list(names[:most])
+    if len(names) > most:
+        return f"{', '.join(shown)} and {len(names) - most} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
