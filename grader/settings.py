@@ -55,6 +55,7 @@ class Settings:
     heartbeat_s: float = 5.0
     sweep_every_s: float = 10.0
     max_lost_attempts: int = 3
+    allow_reduced_sandbox: bool = False  # grade where the host cannot isolate fully; the report says so
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -96,6 +97,8 @@ class Settings:
             heartbeat_s=env.number("HEARTBEAT_S", cls.heartbeat_s),
             sweep_every_s=env.number("SWEEP_EVERY_S", cls.sweep_every_s),
             max_lost_attempts=env.integer("MAX_LOST_ATTEMPTS", cls.max_lost_attempts, least=1),
+            # the demo on a laptop may; a service that somebody set up must say so
+            allow_reduced_sandbox=env.flag("ALLOW_REDUCED_SANDBOX", not broker_url),
         )
         if settings.heartbeat_s * 2 > settings.lease_s:
             raise UserError(

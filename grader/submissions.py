@@ -1,8 +1,8 @@
 """What happens to a submission, from the form to its result. The only module that moves `Submission.state`.
 
     hand_in -> QUEUED --claim_next--> RUNNING --record--> DONE
-                 ^                      |
-                 |-- give_up, lapsed ---+--> FAULTED after three lost attempts
+                 ^                        |
+                 '-- give_up, lapsed -----+--> FAULTED after three lost attempts
 
 `attempt` is the fence: it goes up with every claim, and a worker writes only where it still equals the one it claimed.
 """
@@ -281,10 +281,16 @@ def give_up(
     return state if _write(session, _ours(job).values(**values)) else None
 
 
-def sweep(session: Session, *, now: datetime, max_lost_attempts: int = 3) -> int:
-    """Take back what lapsed. Returns how many submissions wait, so that the caller knows whether to ring."""
+def hand_back(session: Session, job: Job) -> bool:
+    """Return a submission because its worker is told to stop. Nobody failed, so no attempt is lost."""
+    back = _ours(job).values(state=State.QUEUED, lease_until=None, stage=None, fraction=None)
+    return _write(session, back)
+
+
+def sweep(session: Session, *, now: datetime, max_lost_attempts: int = 3) -> list[str]:
+    """Take back what lapsed. Returns the kinds of device that something waits for: ring for each."""
     _take_back_lapsed(session, now=now, max_lost_attempts=max_lost_attempts)
-    return session.scalar(select(func.count(Submission.id)).where(Submission.state == State.QUEUED)) or 0
+    return sorted(session.scalars(select(Submission.device).where(Submission.state == State.QUEUED).distinct()))
 
 
 def cancel(session: Session, submission_id: int, *, actor_id: int | None, now: datetime) -> bool:

@@ -1,0 +1,425 @@
+"""The Celery door: a bell rings, the worker claims what waits, examines it and records what it found.
+
+`python -m workers.tasks` runs one worker process: one slot, one submission at a time. Start more for more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from celery import Celery, signals
+from sqlalchemy.exc import OperationalError
+
+from grader import accounts, course, submissions
+from grader.assignment import Assignment, Limits
+from grader.course import Catalog
+from grader.db import Database
+from grader.errors import AssignmentError, UserError
+from grader.measurement import Examination
+from grader.models import CourseAssignment, State, WorkerStatus
+from grader.queue import GRADE, SWEEP, SWEEP_QUEUE, Doorbell, make_celery
+from grader.settings import Settings
+from grader.submissions import Job
+
+if TYPE_CHECKING:
+    from workers.sandbox import SandboxPool
+
+Progress = Callable[[str, float], None]
+Examine = Callable[[Assignment, bytes, Progress], Examination]
+T = TypeVar("T")
+
+PROGRESS_EVERY_S = 0.25
+MAX_REST_S = 60.0  # of a worker that fails again and again
+EXIT_GRACE_S = 8.0
+WARM_POOLS = 2
+DATABASE_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 9.0)
+
+log = logging.getLogger("tilegrade.worker")
+
+
+class NoLongerOurs(Exception):  # noqa: N818 - says a state, not a mistake
+    """The submission was cancelled, claimed by another worker or handed back: drop it."""
+
+
+class SandboxRefused(Exception):  # noqa: N818 - says a state, not a mistake
+    """This host cannot isolate students' files well enough for a service; the text says why and what to do."""
+
+
+class Grader:
+    """Grades one submission after another, and tells the database that it lives.
+
+    Args:
+        name: of this worker, unique among all.
+        examine: runs the student's file; called in the thread of `grade_waiting`.
+        now: the wall clock, aware.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        catalog: Catalog,
+        settings: Settings,
+        name: str,
+        examine: Examine,
+        note: str = "",
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._database, self._catalog, self._settings = database, catalog, settings
+        self._name, self._examine, self._note, self._now = name, examine, note, now
+        self._lock = threading.Lock()
+        self._job: Job | None = None
+        self._lost = False
+        self._progressed_at = 0.0
+        self._faults_in_a_row = 0
+        self._rest_until = 0.0
+        self._stopping = threading.Event()
+        self._heart: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Report this worker and keep reporting it until `stop`."""
+        self._report(WorkerStatus.STARTING)
+        self._report(WorkerStatus.IDLE)
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heart.start()
+
+    def request_stop(self) -> None:
+        """Claim nothing more and hand back what is being graded. Safe in a signal handler."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Stop, and wait until the database knows it."""
+        self.request_stop()
+        if self._heart is not None:
+            self._heart.join(EXIT_GRACE_S)
+
+    def grade_waiting(self) -> int:
+        """Grade until nothing waits for this worker; returns how many. Safe to call twice for one bell."""
+        count = 0
+        # after a fault of ours it rests: a broken host must not use up every submission's attempts
+        while not self._stopping.is_set() and time.monotonic() >= self._rest_until:
+            with self._database.write() as session:
+                job = submissions.claim_next(
+                    session,
+                    worker=self._name,
+                    device=self._settings.device,
+                    now=self._now(),
+                    lease=self._settings.lease,
+                    max_lost_attempts=self._settings.max_lost_attempts,
+                )
+            if job is None:
+                break
+            self._grade(job)
+            count += 1
+        return count
+
+    def _grade(self, job: Job) -> None:
+        with self._lock:
+            self._job, self._lost, self._progressed_at = job, False, 0.0
+        log.info("submission %d, attempt %d: %s", job.submission_id, job.attempt, job.slug)
+        self._report(WorkerStatus.GRADING, job)
+        try:
+            assignment = self._catalog.load(job.slug)
+            # minutes long, so no database session is held here
+            examination = self._examine(assignment, job.source.encode(), self._progress)
+            ours = _patiently(lambda: self._record(job, examination, assignment))
+            self._faults_in_a_row = 0
+            log.info("submission %d: %s", job.submission_id, "graded" if ours else "graded too late, dropped")
+        except NoLongerOurs:
+            log.info("submission %d is no longer ours", job.submission_id)
+        except AssignmentError as exc:
+            self._close_assignment(job, str(exc))
+        except Exception as exc:
+            # a bug of ours must cost neither the student an attempt nor this worker its life
+            log.exception("submission %d could not be graded", job.submission_id)
+            self._give_up(job, exc)
+        finally:
+            with self._lock:
+                self._job = None
+            self._report(WorkerStatus.IDLE)
+
+    def _record(self, job: Job, examination: Examination, assignment: Assignment) -> bool:
+        with self._database.write() as session:
+            return submissions.record(session, job, examination, assignment, now=self._now())
+
+    def _give_up(self, job: Job, exc: Exception) -> None:
+        note = f"{self._name}: {''.join(traceback.format_exception(exc, limit=-6))[-1800:]}"
+
+        def write() -> State | None:
+            with self._database.write() as session:
+                return submissions.give_up(
+                    session,
+                    job,
+                    note=note,
+                    now=self._now(),
+                    max_lost_attempts=self._settings.max_lost_attempts,
+                )
+
+        if _patiently(write) is not None:
+            self._faults_in_a_row += 1
+            self._rest_until = time.monotonic() + min(2.0**self._faults_in_a_row, MAX_REST_S)
+
+    def _close_assignment(self, job: Job, reason: str) -> None:
+        """The folder is wrong, which its instructor must mend: take no more of it, and blame nobody's file."""
+        log.error("submission %d: %s", job.submission_id, reason)
+        now = self._now()
+        with self._database.write() as session:
+            entry = session.get_one(CourseAssignment, job.course_assignment_id)
+            if entry.closed_reason is None:
+                course.close_assignment(session, entry=entry, reason=reason, actor_id=None, now=now)
+            submissions.give_up(session, job, note=reason, now=now, final=True)
+
+    def _progress(self, stage: str, fraction: float) -> None:
+        """Write where the examination is; called by it from any of its threads. Raises NoLongerOurs to end it."""
+        with self._lock:
+            job, lost = self._job, self._lost
+            if job is None or lost:
+                raise NoLongerOurs
+            if time.monotonic() - self._progressed_at < PROGRESS_EVERY_S:
+                return
+            self._progressed_at = time.monotonic()
+        with contextlib.suppress(OperationalError), self._database.write() as session:
+            if not submissions.progress(session, job, stage=stage, fraction=fraction):
+                raise NoLongerOurs
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(self._settings.heartbeat_s):
+            try:
+                self._renew()
+            except Exception:
+                # the database is away, most likely; the lease outlasts several of these
+                log.exception("no heartbeat could be written")
+        with self._lock:
+            job = self._job
+            self._lost = job is not None
+        try:
+            if job is not None:
+                with self._database.write() as session:
+                    submissions.hand_back(session, job)
+            self._report(WorkerStatus.STOPPED)
+        except OperationalError:
+            log.exception("could not say goodbye; the lease will lapse")
+
+    def _renew(self) -> None:
+        with self._lock:
+            job = self._job
+        if job is not None:
+            with self._database.write() as session:
+                ours = submissions.renew(session, job, now=self._now(), lease=self._settings.lease)
+            with self._lock:
+                self._lost = self._lost or (not ours and self._job is job)
+        self._report(WorkerStatus.GRADING if job else WorkerStatus.IDLE, job)
+
+    def _report(self, status: WorkerStatus, job: Job | None = None) -> None:
+        with self._database.write() as session:
+            submissions.report_worker(
+                session,
+                name=self._name,
+                device=self._settings.device,
+                status=status,
+                submission_id=job.submission_id if job else None,
+                note=self._note,
+                now=self._now(),
+            )
+
+
+class SandboxedExaminer:
+    """Examines in warm sandboxes. Keeps one pool for each set of limits, the most recently used ones."""
+
+    def __init__(self) -> None:
+        self._pools: OrderedDict[Limits, tuple[SandboxPool, contextlib.ExitStack]] = OrderedDict()
+
+    def __call__(self, assignment: Assignment, source: bytes, progress: Progress) -> Examination:
+        from workers.examination import examine
+
+        return examine(assignment, source, sandboxes=self.pool(assignment.limits), progress=progress)
+
+    def pool(self, limits: Limits) -> SandboxPool:
+        """Warm candidates with those limits, started now where there are none yet."""
+        from workers.devices.cpu import interpreter_pool
+
+        if limits not in self._pools:
+            while len(self._pools) >= WARM_POOLS:
+                _, (_, oldest) = self._pools.popitem(last=False)
+                oldest.close()
+            stack = contextlib.ExitStack()
+            self._pools[limits] = (stack.enter_context(interpreter_pool(limits, size=2)), stack)
+        self._pools.move_to_end(limits)
+        return self._pools[limits][0]
+
+    def close(self) -> None:
+        """End every candidate."""
+        while self._pools:
+            _, (_, stack) = self._pools.popitem()
+            stack.close()
+
+
+def add_tasks(app: Celery, grader: Grader, database: Database, settings: Settings) -> None:
+    """Give the application its two tasks."""
+    doorbell = Doorbell(app)
+
+    def grade() -> None:
+        """Grade what waits. Safe to deliver twice: the second delivery claims nothing."""
+        grader.grade_waiting()
+
+    def sweep() -> None:
+        """Take back what dead workers hold, ring for what waits, forget what no longer counts."""
+        now = datetime.now(UTC)
+        with database.write() as session:
+            devices = submissions.sweep(session, now=now, max_lost_attempts=settings.max_lost_attempts)
+            accounts.forget_old_failures(session, settings=settings, now=now)
+        for device in devices:
+            doorbell.ring(device)
+
+    app.task(name=GRADE)(grade)
+    app.task(name=SWEEP)(sweep)
+
+
+def worker_name(settings: Settings) -> str:
+    """One name for each slot of each host, the same after a restart."""
+    return f"{socket.gethostname()}:{settings.device}:{settings.slot}"[:120]
+
+
+def run_worker(settings: Settings, examine: Examine, *, note: str = "") -> None:
+    """Serve until a signal ends it: TERM and INT hand the current submission back."""
+    database = Database(settings.database_url)
+    name = worker_name(settings)
+    grader = Grader(
+        database=database,
+        catalog=Catalog(settings.assignments_dir),
+        settings=settings,
+        name=name,
+        examine=examine,
+        note=note,
+    )
+    app = make_celery(settings)
+    add_tasks(app, grader, database, settings)
+
+    def on_ready(**_: Any) -> None:
+        Doorbell(app).ring(settings.device)  # what waited for a worker need not wait for the sweep
+
+    def on_stop(**_: Any) -> None:
+        grader.request_stop()
+        # an examination in the middle of a call cannot be asked to end; its sandboxes die with this process
+        timer = threading.Timer(EXIT_GRACE_S, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+
+    signals.worker_ready.connect(on_ready, weak=False)
+    signals.worker_shutting_down.connect(on_stop, weak=False)
+    grader.start()
+    try:
+        app.worker_main(
+            [
+                "worker",
+                "--pool=solo",  # one process, one submission; no fork of a process that has threads
+                f"--queues={settings.device},{SWEEP_QUEUE}",
+                f"--hostname={name}",
+                "--without-gossip",
+                "--without-mingle",
+                "--without-heartbeat",
+                "--loglevel=WARNING",
+            ]
+        )
+    finally:
+        grader.close()
+        database.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one worker process; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m workers.tasks", description=__doc__)
+    parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s worker %(levelname)s %(message)s")
+    # root is what lets us give every candidate a user of its own; messages are JSON, never code
+    warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
+    try:
+        settings = Settings.from_env(os.environ)
+        if settings.device != "cpu":
+            raise UserError(f"No worker grades on {settings.device!r} yet; set TILEGRADE_DEVICE=cpu.")  # noqa: TRY301
+        isolation_note = _prepare_host(settings)
+    except UserError as exc:
+        print(f"tilegrade worker: {exc}", file=sys.stderr)
+        return 2
+    except SandboxRefused as exc:
+        print(f"tilegrade worker: {exc}", file=sys.stderr)
+        _report_refusal(settings, str(exc))
+        return 3
+    examiner = SandboxedExaminer()
+    try:
+        _warm_up(examiner, settings)
+        run_worker(settings, examiner, note=isolation_note)
+    finally:
+        examiner.close()
+    return 0
+
+
+def _prepare_host(settings: Settings) -> str:
+    """Clear away what a killed worker left and see what this host can isolate. Returns what it cannot, for staff."""
+    from workers.isolation import SandboxUnavailable, host_isolation
+    from workers.sandbox import sweep_leftovers
+
+    for what in sweep_leftovers():
+        log.info("cleared away: %s", what)
+    try:
+        isolation = host_isolation()
+    except SandboxUnavailable as exc:
+        raise SandboxRefused(str(exc)) from None
+    if isolation.level != "full" and not settings.allow_reduced_sandbox:
+        raise SandboxRefused(
+            f"This host isolates students' files only in part: {' '.join(isolation.notes)} "
+            f"Mend that, or set TILEGRADE_ALLOW_REDUCED_SANDBOX=1 and trust every student."
+        )
+    return " ".join(isolation.notes)
+
+
+def _report_refusal(settings: Settings, why: str) -> None:
+    """Let the staff's pages say why nothing is graded."""
+    database = Database(settings.database_url)
+    with database.write() as session:
+        submissions.report_worker(
+            session,
+            name=worker_name(settings),
+            device=settings.device,
+            status=WorkerStatus.STOPPED,
+            note=why,
+            now=datetime.now(UTC),
+        )
+    database.close()
+
+
+def _warm_up(examiner: SandboxedExaminer, settings: Settings) -> None:
+    """Start candidates for the assignments there are, so that the first hand-in need not wait for one."""
+    catalog = Catalog(settings.assignments_dir)
+    for slug in catalog.slugs():
+        with contextlib.suppress(AssignmentError):  # said to staff when somebody hands in
+            examiner.pool(catalog.load(slug).limits)
+            return
+
+
+def _patiently(write: Callable[[], T]) -> T:
+    """Do it again when the database is away for a moment: minutes of measuring hang on it."""
+    for delay_s in DATABASE_RETRY_DELAYS_S:
+        try:
+            return write()
+        except OperationalError:
+            log.warning("the database is away; trying again in %.1f s", delay_s)
+            time.sleep(delay_s)
+    return write()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
