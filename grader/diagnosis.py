@@ -37,6 +37,7 @@ from grader.verdicts import (
     NumericsGrade,
     StructureGrade,
     Verdict,
+    only_hidden,
 )
 from grader.wording import count, listed, one_line, plain
 
@@ -199,10 +200,9 @@ def _failed(facts: _Facts, failure: Failure) -> Diagnosis:
         label = "needs-bigger-shared-memory"
         saying = "The kernel asks for more shared memory than the GPU has"
         hint = "Ask for fewer stages or smaller tiles."
-    hidden = {case.name for case in facts.cases if case.hidden}
     where = "" if failure.stage == "load" else f" in probe {failure.stage}"
     message = f": {one_line(failure.message)}" if failure.message.strip() else ""
-    if failure.stage in hidden:
+    if only_hidden(facts.cases, failure):
         where, message = " in a hidden probe", ". Its message is shown to staff only"
     elif failure.line is not None:
         where += f" at line {failure.line}"

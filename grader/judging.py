@@ -45,6 +45,7 @@ from grader.verdicts import (
     SpeedGrade,
     StructureGrade,
     Verdict,
+    only_hidden,
 )
 from grader.wording import listed
 
@@ -149,14 +150,11 @@ def _failure(examination: Examination, cases: Sequence[CaseGrade]) -> Failure | 
     if not found:
         return None
     limits = [failure for failure in found if failure.kind in LIMITS]
-    if limits:
-        return limits[0]
-    kinds = [failure.kind for failure in found]
-    # the probe that students may read about is the better example
-    hidden = {case.name for case in cases if case.hidden}
-    most = max(kinds, key=kinds.count)
+    kinds = [failure.kind for failure in limits or found]
+    most = kinds[0] if limits else max(kinds, key=kinds.count)
     same = [failure for failure in found if failure.kind is most]
-    return next((failure for failure in same if failure.stage not in hidden), same[0])
+    # the probe that students may read about is the better example
+    return next((failure for failure in same if not only_hidden(cases, failure)), same[0])
 
 
 # -- numerics ---------------------------------------------------------------------------------------------------------
@@ -567,7 +565,7 @@ def grade_json(grade: Grade, *, for_staff: bool = True) -> dict[str, Any]:
             "withheld": grade.score.withheld,
         },
         "axes": {name: _axis_json(axis) for name, axis in grade.axes.items()},
-        "probes": [_probe_json(case, for_staff) for case in grade.numerics.cases],
+        "probes": _probes_json(grade.numerics.cases, for_staff),
         "diagnosis": _diagnosis_json(diagnosis, for_staff),
     }
 
@@ -594,12 +592,20 @@ def _axis_json(axis: AxisGrade) -> dict[str, Any]:
     return {**found, "points": axis.points, "out_of": axis.out_of}
 
 
-def _probe_json(case: CaseGrade, for_staff: bool) -> dict[str, Any]:
+def _probes_json(cases: Sequence[CaseGrade], for_staff: bool) -> list[dict[str, Any]]:
+    hidden = itertools.count(1)
+    return [
+        {"name": f"hidden {next(hidden)}", "verdict": case.verdict.value, "hidden": True}
+        if case.hidden and not for_staff
+        else _probe_json(case)
+        for case in cases
+    ]
+
+
+def _probe_json(case: CaseGrade) -> dict[str, Any]:
     found: dict[str, Any] = {"name": case.name, "verdict": case.verdict.value}
     if case.hidden:
         found["hidden"] = True
-        if not for_staff:
-            return found
     error = case.rel_error
     found["rel_error"] = error if error is not None and math.isfinite(error) else None
     if case.faults:

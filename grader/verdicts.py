@@ -6,7 +6,7 @@ Values only. `judging` makes them, `diagnosis` reads them, `report` says them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grader.measurement import Failure
@@ -95,6 +95,12 @@ class CaseGrade:
     def limit(self) -> float | None:
         """The largest over the outputs."""
         return max((output.limit for output in self.outputs), default=None)
+
+
+def only_hidden(cases: Sequence[CaseGrade], failure: Failure) -> bool:
+    """True when this failure was seen in hidden probes alone, so that its words are for staff."""
+    seen = [case.hidden for case in cases if case.failure == failure]
+    return bool(seen) and all(seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

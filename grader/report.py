@@ -1,0 +1,805 @@
+"""From a grade to what people read: sections of sentences, tables and chart data. No HTML, no terminal codes.
+
+Every `str` in a report is printable as it is (`wording.plain`); what a student's file said stands in `Hostile`. Without
+`for_staff` a hidden probe is one line with its verdict, and what the file printed or raised there is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grader.assignment import Assignment, Case
+from grader.measurement import (
+    Audit,
+    Examination,
+    Failure,
+    MemoryPoint,
+    OutputRun,
+    ProbeMeasured,
+)
+from grader.statistics import predict
+from grader.verdicts import (
+    AxisGrade,
+    AxisVerdict,
+    CaseGrade,
+    CaseVerdict,
+    Fault,
+    Grade,
+    MemoryGrade,
+    NumericsGrade,
+    SpeedGrade,
+    StructureGrade,
+    Verdict,
+    only_hidden,
+)
+from grader.wording import Hostile, bytes_text, count, error_text, listed, one_line, plain
+
+__all__ = [
+    "BarChart",
+    "Block",
+    "Cell",
+    "HeatMap",
+    "Hostile",
+    "LineChart",
+    "Report",
+    "Section",
+    "Series",
+    "Table",
+    "TextBlock",
+    "plain",
+    "report",
+    "seed_commitment",
+]
+
+MOST_ERROR_MAPS = 3
+MOST_FINDINGS = 8
+
+Cell = str | Hostile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    numeric: tuple[int, ...] = ()  # columns that are set flush right
+    marks: tuple[str, ...] = ()  # a verdict for each row, or empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    name: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineChart:
+    """Curves on log-log axes: a power law is a straight line, its exponent the slope."""
+
+    title: str
+    x_label: str
+    y_label: str
+    y_unit: str  # "bytes" or "ms"
+    series: tuple[Series, ...]  # the student's first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarChart:
+    title: str
+    unit: str  # "bytes" or "launches"
+    bars: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeatMap:
+    """Block means of |got - want|; None where a block holds a value that is not finite."""
+
+    title: str
+    row_label: str
+    column_label: str
+    values: tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextBlock:
+    """What a file said, shown as it is in a fixed-width font."""
+
+    title: str
+    text: Hostile
+
+
+Block = Table | LineChart | BarChart | HeatMap | TextBlock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    key: str
+    title: str
+    sentences: tuple[str, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    verdict: str = ""  # of an axis
+    points: str = ""  # "40 of 40"
+    staff: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    assignment: str
+    title: str
+    verdict: str
+    provisional: bool
+    headline: str
+    points: float
+    out_of: float
+    withheld: float
+    fault: str
+    sections: tuple[Section, ...]
+
+    def section(self, key: str) -> Section | None:
+        return next((section for section in self.sections if section.key == key), None)
+
+
+def report(assignment: Assignment, examination: Examination, grade: Grade, *, for_staff: bool = False) -> Report:
+    """Everything a reader may see of one grade.
+
+    Args:
+        for_staff: also hidden probes, the seed, evidence, and what was printed while hidden probes ran.
+    """
+    sections = [
+        _diagnosis(grade, for_staff),
+        _numerics(assignment, examination, grade.numerics, for_staff),
+    ]
+    if grade.memory is not None:
+        sections.append(_memory(assignment, examination, grade.memory))
+    sections.append(_structure(examination, grade, for_staff))
+    if grade.speed is not None:
+        sections.append(_speed(examination, grade.speed))
+    compiled = _compiled(examination)
+    if compiled is not None:
+        sections.append(compiled)
+    sections += _printed(grade, examination, for_staff)
+    sections.append(_provenance(assignment, examination))
+    if for_staff:
+        sections.append(_staff(examination, grade))
+    return Report(
+        assignment=assignment.slug,
+        title=assignment.title,
+        verdict=grade.verdict.value,
+        provisional=grade.provisional,
+        headline=_headline(grade),
+        points=grade.score.points,
+        out_of=grade.score.out_of,
+        withheld=grade.score.withheld,
+        fault=grade.diagnosis.label,
+        sections=tuple(sections),
+    )
+
+
+def seed_commitment(seed: int) -> str:
+    """SHA-256 of the seed in decimal: it can be shown at once, and checked when the seed is."""
+    return hashlib.sha256(str(seed).encode()).hexdigest()
+
+
+_HEADLINES = {
+    Verdict.FULL: "Everything that was asked is there.",
+    Verdict.PARTIAL: "The numbers are right; points were lost elsewhere.",
+    Verdict.WRONG: "The file runs, but some results are not right.",
+    Verdict.ERROR: "The file does not give a result everywhere.",
+    Verdict.LIMIT: "The file was stopped at a limit.",
+    Verdict.REFUSED: "A rule of the assignment is broken, so the file earns no points.",
+    Verdict.HELD: "A person looks at this grade before it counts. Nothing for you to do.",
+}
+
+
+def _headline(grade: Grade) -> str:
+    score = grade.score
+    said = f"{_HEADLINES[grade.verdict]} {score.points:g} of {score.out_of:g} points."
+    if score.withheld:
+        said += f" {score.withheld:g} more wait for a device that can measure them."
+    if grade.provisional:
+        said += f" Provisional: measured on {_device(grade)}."
+    return said
+
+
+def _device(grade: Grade) -> str:
+    if grade.device_kind == "interpreter":
+        return "the Triton interpreter on a CPU"
+    return one_line(grade.device_name, 80)
+
+
+def _axis(key: str, title: str, axis: AxisGrade, sentences: Sequence[str], blocks: Sequence[Block]) -> Section:
+    withheld = axis.withheld if isinstance(axis, SpeedGrade) else 0.0
+    points = f"{withheld:g} withheld" if withheld else f"{axis.points:g} of {axis.out_of:g}"
+    return Section(
+        key=key,
+        title=title,
+        verdict=axis.verdict.value,
+        points=points,
+        sentences=tuple(sentences),
+        blocks=tuple(blocks),
+    )
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def _diagnosis(grade: Grade, for_staff: bool) -> Section:
+    found = grade.diagnosis
+    sentences = [found.sentence]
+    if found.hint:
+        sentences.append(f"Hint: {plain(found.hint, 600)}")
+    if found.step:
+        sentences.append(f"The step to look at: {plain(found.step, 400)}")
+    sentences += found.evidence
+    sentences += [f"Note: {note}" for note in found.notes]
+    blocks: list[Block] = []
+    failure = grade.failure
+    if failure is not None and (for_staff or not only_hidden(grade.numerics.cases, failure)):
+        blocks = _failure_blocks(failure)
+    right = grade.released_verdict is Verdict.FULL
+    title = "What we see" if right else "What is wrong"
+    return Section(key="diagnosis", title=title, sentences=tuple(sentences), blocks=tuple(blocks))
+
+
+def _failure_blocks(failure: Failure) -> list[Block]:
+    blocks: list[Block] = []
+    if failure.message.strip():
+        blocks.append(TextBlock(title="Message", text=Hostile(failure.message, 2000)))
+    if failure.traceback.strip():
+        blocks.append(TextBlock(title="Where it happened", text=Hostile(failure.traceback, 4000)))
+    return blocks
+
+
+# -- numerics ---------------------------------------------------------------------------------------------------------
+
+_FAULTS = {
+    Fault.MISSING: "not returned",
+    Fault.SHAPE: "wrong shape",
+    Fault.DTYPE: "wrong dtype",
+    Fault.NOT_FINITE: "not finite",
+    Fault.VALUES: "wrong values",
+    Fault.REPEAT: "two runs differ",
+    Fault.INPUTS: "an input was changed",
+    Fault.GUARD: "memory outside was touched",
+    Fault.STALE: "the first result was lost",
+}
+
+
+def _numerics(assignment: Assignment, examination: Examination, axis: NumericsGrade, for_staff: bool) -> Section:
+    passed = sum(case.passed for case in axis.cases)
+    sentences = [
+        f"{passed} of {count(len(axis.cases), 'probe')} pass. Each output is held against a float64 oracle: "
+        "its largest error, relative to the largest value, may be a small multiple of the naive baseline's own, "
+        "plus a floor."
+    ]
+    required = [case for case in axis.cases if case.required and not case.passed]
+    if required:
+        names = [case.name for case in required if for_staff or not case.hidden]
+        names += ["a hidden one"] * (len(names) < len(required))
+        sentences.append(f"Nothing is earned before the required probes pass; {listed(names)} did not.")
+    blocks: list[Block] = [_probe_table(assignment, axis, for_staff)]
+    blocks += _error_maps(examination, axis, for_staff)
+    return _axis("numerics", "Numerics", axis, sentences, blocks)
+
+
+def _probe_table(assignment: Assignment, axis: NumericsGrade, for_staff: bool) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    n_hidden = 0
+    for case in axis.cases:
+        if case.hidden and not for_staff:
+            n_hidden += 1
+            rows.append((f"hidden {n_hidden}", "", case.verdict.value, "", "", ""))
+            continue
+        asked = assignment.case(case.name)
+        rows.append(
+            (
+                plain(case.name) + (" (hidden)" if case.hidden else ""),
+                _tries(asked),
+                case.verdict.value + (f": {_why(case)}" if _why(case) else ""),
+                _errors(case),
+                _limits(case),
+                f"{case.points:g} of {case.out_of:g}" + (", required" if case.required else ""),
+            )
+        )
+    return Table(
+        title="Probes",
+        columns=("probe", "what it tries", "verdict", "error", "limit", "points"),
+        rows=tuple(rows),
+        marks=tuple(case.verdict.value for case in axis.cases),
+    )
+
+
+def _tries(asked: Case | None) -> str:
+    return plain(asked.tries, 200) if asked is not None else ""
+
+
+def _why(case: CaseGrade) -> str:
+    if case.failure is not None:
+        return case.failure.kind.value
+    return listed([_FAULTS[fault] for fault in case.faults])
+
+
+def _errors(case: CaseGrade) -> str:
+    return ", ".join(f"{output.name} {error_text(output.rel_error)}" for output in case.outputs)
+
+
+def _limits(case: CaseGrade) -> str:
+    limits = {f"{output.limit:.1e}" for output in case.outputs}
+    if len(limits) <= 1:
+        return "".join(limits)
+    return ", ".join(f"{output.name} {output.limit:.1e}" for output in case.outputs)
+
+
+def _error_maps(examination: Examination, axis: NumericsGrade, for_staff: bool) -> list[Block]:
+    runs = {run.name: run for run in examination.probes if isinstance(run, ProbeMeasured)}
+    found: list[Block] = []
+    for case in axis.cases:
+        if case.verdict is not CaseVerdict.FAIL or (case.hidden and not for_staff) or case.name not in runs:
+            continue
+        wrong = {output.name for output in case.outputs if output.fault is not None}
+        for output in runs[case.name].outputs:
+            if output.name in wrong and output.error_map:
+                found.append(_error_map(case.name, output))
+                break
+    return found[:MOST_ERROR_MAPS]
+
+
+def _error_map(probe: str, output: OutputRun) -> HeatMap:
+    return HeatMap(
+        title=f"Where {output.name} is wrong in {probe} (mean |error| of blocks)",
+        row_label=f"rows, 0 to {output.n_rows - 1}" if output.n_rows else "rows",
+        column_label="columns" if len(output.want_shape) > 1 else "",
+        values=output.error_map,
+    )
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _memory(assignment: Assignment, examination: Examination, axis: MemoryGrade) -> Section:
+    points = sorted(examination.memory, key=lambda point: point.size)
+    measured = [point for point in points if point.failure is None]
+    sentences = _memory_sentences(axis, measured)
+    blocks: list[Block] = []
+    if measured:
+        blocks = [_memory_chart(assignment, measured), _memory_table(points)]
+    return _axis("memory", "Memory", axis, sentences, blocks)
+
+
+def _memory_sentences(axis: MemoryGrade, measured: Sequence[MemoryPoint]) -> list[str]:
+    if axis.verdict is AxisVerdict.NOT_RUN:
+        return ["Memory was not measured at two sizes, so nothing is earned here."]
+    found = []
+    if axis.forward_exponent is not None and len(measured) > 1:
+        a, b = measured[-2:]
+        found.append(
+            f"From T = {a.size:,} to {b.size:,} the forward's peak above its inputs went from "
+            f"{bytes_text(a.peak_bytes)} to {bytes_text(b.peak_bytes)}: like T^{axis.forward_exponent:.2f}. "
+            f"At most T^{axis.pass_exponent:g} passes."
+        )
+    if axis.backward_exponent is not None:
+        found.append(f"With the backward it grows like T^{axis.backward_exponent:.2f}.")
+    if measured and measured[-1].naive_bytes:
+        last = measured[-1]
+        found.append(
+            f"At T = {last.size:,} yours needs {bytes_text(last.peak_bytes)}, the naive baseline "
+            f"{bytes_text(last.naive_bytes)}, the reference {bytes_text(last.reference_bytes)}."
+        )
+    if axis.failed_at is not None:
+        need = predict([p.size for p in measured], [max(1, p.peak_bytes) for p in measured], axis.failed_at)
+        would = f"; it would need about {bytes_text(need)}" if need is not None else ""
+        found.append(f"T = {axis.failed_at:,} did not fit into the memory that the reference gets along with{would}.")
+    if axis.tile_grows:
+        found.append("The largest tile on the chip grows with T, so longer sequences will not fit.")
+    return found
+
+
+def _memory_chart(assignment: Assignment, measured: Sequence[MemoryPoint]) -> LineChart:
+    axis = assignment.memory.axis if assignment.memory else "T"
+    curves = (
+        ("yours", [(p.size, p.peak_bytes) for p in measured]),
+        (
+            "yours with backward",
+            [(p.size, p.backward_peak_bytes) for p in measured if p.backward_peak_bytes is not None],
+        ),
+        ("naive", [(p.size, p.naive_bytes) for p in measured]),
+        ("reference", [(p.size, p.reference_bytes) for p in measured]),
+    )
+    shown = [(name, [(float(x), float(y)) for x, y in points if y > 0]) for name, points in curves]
+    return LineChart(
+        title="Memory against sequence length",
+        x_label=axis,
+        y_label="peak above the inputs",
+        y_unit="bytes",
+        series=tuple(Series(name=name, points=tuple(points)) for name, points in shown if points),
+    )
+
+
+def _memory_table(points: Sequence[MemoryPoint]) -> Table:
+    backward = any(point.backward_peak_bytes is not None for point in points)
+    columns = ["T", "forward", *(["with backward"] if backward else []), "kept", "naive", "reference"]
+    rows: list[tuple[Cell, ...]] = []
+    for point in points:
+        if point.failure is not None:
+            own = [one_line(point.failure.kind.value)] + [""] * (1 + backward)
+        else:
+            own = [bytes_text(point.peak_bytes)]
+            own += [bytes_text(point.backward_peak_bytes or 0)] if backward else []
+            own.append(bytes_text(point.kept_bytes))
+        rows.append((f"{point.size:,}", *own, bytes_text(point.naive_bytes), bytes_text(point.reference_bytes)))
+    return Table(
+        title="Peak memory above the inputs",
+        columns=tuple(columns),
+        rows=tuple(rows),
+        numeric=tuple(range(len(columns))),
+    )
+
+
+# -- structure --------------------------------------------------------------------------------------------------------
+
+_CHECKS = {
+    "library-attention": "no library kernel",
+    "own-kernel": "own Triton kernel",
+    "outputs-traced": "outputs from a kernel of the file",
+    "launches": "launches",
+    "backward-launches": "launches of the backward",
+    "bytes": "unique bytes",
+    "torch-ops": "torch operations",
+    "stored": "stored by the forward",
+    "saved": "kept after the forward",
+    "tile": "largest tile on the chip",
+}
+
+
+def _structure(examination: Examination, grade: Grade, for_staff: bool) -> Section:
+    axis, audit = grade.structure, examination.audit
+    if audit is None or axis.verdict is AxisVerdict.NOT_RUN:
+        said = ["The structure was not examined, so nothing is earned here."]
+        blocks: list[Block] = []
+        if examination.audit_failure is not None:
+            said.append("The audited call failed.")
+            blocks = _failure_blocks(examination.audit_failure)
+        return _axis("structure", "Structure", axis, said, blocks)
+    blocks = [_check_table(axis)]
+    if audit.launches:
+        blocks.append(_launch_table(audit))
+        blocks.append(_argument_table(audit))
+    blocks += [_bytes_bars(audit), _launch_bars(audit)]
+    blocks += _torch_tables(audit)
+    findings = _finding_table(examination, grade, for_staff)
+    if findings is not None:
+        blocks.append(findings)
+    return _axis("structure", "Structure", axis, _structure_sentences(audit, axis), blocks)
+
+
+def _structure_sentences(audit: Audit, axis: StructureGrade) -> list[str]:
+    sizes = ", ".join(f"{one_line(name, 20)} = {size:,}" for name, size in audit.axes.items())
+    found = [
+        f"Counted exactly in the Triton interpreter, at {sizes}: {count(audit.n_launches, 'launch', 'launches')} and "
+        f"{bytes_text(audit.unique_bytes)} of unique bytes"
+        + (f", {axis.bytes_ratio:.2f} times the least possible." if axis.bytes_ratio is not None else ".")
+    ]
+    found.append(
+        f"The naive chain in eager torch takes {count(audit.eager_launches, 'launch', 'launches')} and "
+        f"{bytes_text(audit.eager_bytes)}."
+    )
+    if audit.unique_bytes and audit.requested_bytes > audit.unique_bytes:
+        found.append(
+            f"Programs asked for {bytes_text(audit.requested_bytes)} in all; what is asked for more than once "
+            f"({audit.requested_bytes / audit.unique_bytes:.1f} times) is served by caches at best."
+        )
+    if audit.quadratic_bytes is not None:
+        found.append(f"Unique bytes hold {audit.quadratic_bytes:.2f} T² beside what grows with T.")
+    return found
+
+
+def _check_table(axis: StructureGrade) -> Table:
+    checks = (*axis.refusals, *axis.checks)
+    return Table(
+        title="Requirements",
+        columns=("requirement", "found", "asked", "verdict"),
+        rows=tuple(
+            (_CHECKS[check.name], one_line(check.found), one_line(check.allowed), "pass" if check.ok else "fail")
+            for check in checks
+        ),
+        marks=tuple("pass" if check.ok else "fail" for check in checks),
+    )
+
+
+def _launch_table(audit: Audit) -> Table:
+    return Table(
+        title="Launches",
+        columns=("kernel", "line", "grid", "unique bytes", "requested bytes", "dot FLOPs", "largest tile"),
+        rows=tuple(
+            (
+                Hostile(launch.kernel, 80),
+                "" if launch.line is None else str(launch.line),
+                " × ".join(str(size) for size in launch.grid),
+                bytes_text(launch.unique_bytes),
+                bytes_text(launch.requested_bytes),
+                f"{launch.dot_flops:,}",
+                count(launch.largest_tile_elements, "element"),
+            )
+            for launch in audit.launches
+        ),
+        numeric=(1, 3, 4, 5, 6),
+    )
+
+
+def _argument_table(audit: Audit) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for launch in audit.launches:
+        for arg in launch.args:
+            times = arg.requested_load_bytes / arg.unique_load_bytes if arg.unique_load_bytes else 0.0
+            rows.append(
+                (
+                    Hostile(launch.kernel, 80),
+                    Hostile(arg.name, 60),
+                    f"{' × '.join(str(size) for size in arg.shape)} {one_line(arg.dtype, 20)}",
+                    bytes_text(arg.unique_load_bytes),
+                    f"{times:.1f}" if times else "",
+                    bytes_text(arg.unique_store_bytes),
+                )
+            )
+    return Table(
+        title="Bytes of each argument",
+        columns=("kernel", "argument", "tensor", "read once", "times read", "written once"),
+        rows=tuple(rows),
+        numeric=(3, 4, 5),
+    )
+
+
+def _bytes_bars(audit: Audit) -> BarChart:
+    bars = (
+        ("least possible", audit.least_bytes),
+        ("yours, unique", audit.unique_bytes),
+        ("yours, requested", audit.requested_bytes),
+        ("naive in eager torch", audit.eager_bytes),
+    )
+    return BarChart(
+        title="Bytes through global memory", unit="bytes", bars=tuple((name, float(size)) for name, size in bars)
+    )
+
+
+def _launch_bars(audit: Audit) -> BarChart:
+    bars = [("yours", float(audit.n_launches)), ("naive in eager torch", float(audit.eager_launches))]
+    if audit.backward_launches:
+        bars.insert(1, ("yours, backward", float(audit.backward_launches)))
+    return BarChart(title="Launches", unit="launches", bars=tuple(bars))
+
+
+def _torch_tables(audit: Audit) -> list[Block]:
+    found: list[Block] = []
+    ops = [*((op, "library") for op in audit.library_calls), *((op, "torch") for op in audit.torch_ops)]
+    if ops:
+        found.append(
+            Table(
+                title="Operations beside the kernels",
+                columns=("operation", "kind", "calls", "bytes", "line"),
+                rows=tuple(
+                    (Hostile(op.op, 80), kind, str(op.count), bytes_text(op.size_bytes), _line(op.line))
+                    for op, kind in ops
+                ),
+                numeric=(2, 3, 4),
+            )
+        )
+    if audit.saved:
+        found.append(
+            Table(
+                title="Kept after the forward, beside inputs and outputs",
+                columns=("shape", "dtype", "bytes", "line"),
+                rows=tuple(
+                    (
+                        " × ".join(str(size) for size in storage.shape),
+                        one_line(storage.dtype, 20),
+                        bytes_text(storage.size_bytes),
+                        _line(storage.line),
+                    )
+                    for storage in audit.saved
+                ),
+                numeric=(2, 3),
+            )
+        )
+    return found
+
+
+def _finding_table(examination: Examination, grade: Grade, for_staff: bool) -> Table | None:
+    hidden = {case.name for case in grade.numerics.cases if case.hidden}
+    found = list(examination.audit.findings) if examination.audit else []
+    for run in examination.probes:
+        if isinstance(run, ProbeMeasured) and (for_staff or run.name not in hidden):
+            found += run.findings
+    if not for_staff:
+        found = [finding for finding in found if finding.probe not in hidden]
+    if not found:
+        return None
+    return Table(
+        title="What the audit saw",
+        columns=("kind", "what", "line", "probe"),
+        rows=tuple(
+            (
+                one_line(finding.kind, 60),
+                Hostile(finding.message, 300),
+                _line(finding.line),
+                one_line(finding.probe or "audit", 60),
+            )
+            for finding in found[:MOST_FINDINGS]
+        ),
+        numeric=(2,),
+    )
+
+
+def _line(line: int | None) -> str:
+    return "" if line is None else str(line)
+
+
+# -- speed and compilation --------------------------------------------------------------------------------------------
+
+
+def _speed(examination: Examination, axis: SpeedGrade) -> Section:
+    if axis.verdict is AxisVerdict.NOT_MEASURED:
+        said = [
+            "Speed is not measured in the interpreter; it is never guessed from anything else. "
+            f"{axis.withheld:g} points wait for a GPU."
+        ]
+        return _axis("speed", "Speed", axis, said, ())
+    if axis.verdict is AxisVerdict.NOT_RUN:
+        return _axis("speed", "Speed", axis, ["Speed is reported only for files whose required probes pass."], ())
+    said = [
+        f"{axis.speedup:.2f} times as fast as the naive baseline "
+        f"(95 % of resampled windows between {axis.low:.2f} and {axis.high:.2f})."
+    ]
+    if axis.noisy:
+        said.append("The measurement is noisy: the interval is wider than asked, after a second try.")
+    rows = tuple(
+        (
+            ", ".join(f"{one_line(name, 20)} = {size:,}" for name, size in timing.axes.items()),
+            _ms(timing.student_times_ms),
+            _ms(timing.naive_times_ms),
+            _ms(timing.reference_times_ms),
+            f"{timing.ratio:.2f}×",
+            f"{timing.ratio_low:.2f} to {timing.ratio_high:.2f}",
+        )
+        for timing in examination.timings
+    )
+    columns = ("size", "yours, median", "naive", "reference", "speed-up", "95 % interval")
+    table = Table(title="Times", columns=columns, rows=rows, numeric=(1, 2, 3, 4, 5))
+    return _axis("speed", "Speed", axis, said, (table,))
+
+
+def _ms(times_ms: Sequence[float]) -> str:
+    ordered = sorted(times_ms)
+    return f"{ordered[len(ordered) // 2]:.3f} ms" if ordered else ""
+
+
+def _compiled(examination: Examination) -> Section | None:
+    found = examination.compile_report
+    if found is None:
+        return None
+    said = [f"Compiled for {one_line(found.target, 20)} without a GPU, at the sizes of the sheet."]
+    if not found.finished:
+        said.append("The budget ended before every kernel was compiled.")
+    if any(kernel.spill_bytes for kernel in found.kernels):
+        said.append("Spilled registers go through memory: smaller tiles or more warps may help.")
+    blocks: list[Block] = [
+        Table(
+            title="Kernels",
+            columns=("kernel", "shapes", "registers", "spilled", "shared memory", "CTAs per SM", "matrix unit"),
+            rows=tuple(
+                (
+                    Hostile(kernel.kernel, 80),
+                    one_line(kernel.shapes, 120),
+                    str(kernel.registers),
+                    bytes_text(kernel.spill_bytes),
+                    bytes_text(kernel.shared_bytes),
+                    str(kernel.ctas_per_sm),
+                    one_line(kernel.matrix_unit, 20),
+                )
+                for kernel in found.kernels
+            ),
+            numeric=(2, 3, 4, 5),
+        )
+    ]
+    for failure in found.failures[:3]:
+        blocks += _failure_blocks(failure)
+    return Section(key="compile", title="Compiled for the GPU", sentences=tuple(said), blocks=tuple(blocks))
+
+
+# -- prints, provenance, staff ----------------------------------------------------------------------------------------
+
+
+def _printed(grade: Grade, examination: Examination, for_staff: bool) -> list[Section]:
+    if not (examination.stdout or examination.stderr or examination.output_bytes):
+        return []
+    said = [f"The file printed {bytes_text(examination.output_bytes)}."] if examination.output_bytes else []
+    ran_hidden = any(case.hidden and case.verdict is not CaseVerdict.NOT_RUN for case in grade.numerics.cases)
+    blocks: list[Block] = []
+    if ran_hidden and not for_staff:
+        said.append("Prints are shown to staff only, because hidden probes ran; the command below shows them to you.")
+    else:
+        streams = (("Printed", examination.stdout), ("Printed to stderr", examination.stderr))
+        blocks = [TextBlock(title=title, text=Hostile(text)) for title, text in streams if text.strip()]
+    return [Section(key="output", title="What the file printed", sentences=tuple(said), blocks=tuple(blocks))]
+
+
+_ISOLATION = {
+    "full": "The file ran in a sandbox with every protection on.",
+    "reduced": "The file ran in a sandbox with fewer protections than a grading host has (reduced isolation).",
+    "none": "The file ran without a sandbox, with the rights of the user who started it.",
+}
+
+
+def _provenance(assignment: Assignment, examination: Examination) -> Section:
+    device, isolation = examination.device, examination.isolation
+    level = _ISOLATION.get(isolation.level, f"Isolation: {one_line(isolation.level, 40)}.")
+    said = [level, *(plain(note, 300) for note in isolation.notes)]
+    if examination.assignment_digest != assignment.digest:
+        said.append("The assignment has changed since this was measured; the grade is by its present thresholds.")
+    flag = " --device cuda" if device.kind == "cuda" else ""
+    said.append(f"The same examination on your machine: tilegrade grade FILE --assignment {assignment.slug}{flag}")
+    rows: list[tuple[Cell, ...]] = [
+        ("device", f"{one_line(device.name, 80)} ({device.kind}{f', {device.arch}' if device.arch else ''})"),
+        ("entry point", Hostile(examination.entry or "none found", 120)),
+        ("file, SHA-256", examination.source_sha256),
+        ("assignment, SHA-256", examination.assignment_digest),
+        ("seed, SHA-256", seed_commitment(examination.seed)),
+        *((one_line(name, 40), one_line(version, 80)) for name, version in sorted(examination.versions.items())),
+    ]
+    facts = Table(title="Measured with", columns=("what", "value"), rows=tuple(rows))
+    stages = Table(
+        title="Stages",
+        columns=("stage", "seconds"),
+        rows=tuple((one_line(stage.name, 60), f"{stage.seconds:.2f}") for stage in examination.stages),
+        numeric=(1,),
+    )
+    blocks: tuple[Block, ...] = (facts, stages) if examination.stages else (facts,)
+    return Section(key="provenance", title="Where this comes from", sentences=tuple(said), blocks=blocks)
+
+
+def _staff(examination: Examination, grade: Grade) -> Section:
+    said = [f"Seed {examination.seed} makes every probe's inputs again."]
+    if grade.diagnosis.runner_up:
+        said.append(f"The next best name for the fault: {plain(grade.diagnosis.runner_up, 80)}.")
+    blocks: list[Block] = []
+    if examination.evidence:
+        said.append(
+            f"Held: {count(len(examination.evidence), 'sign')} that measurements may have been interfered with. "
+            f"Released, the verdict is {grade.released_verdict.value}."
+        )
+        blocks.append(
+            Table(
+                title="Evidence",
+                columns=("kind", "what"),
+                rows=tuple((one_line(sign.kind, 60), Hostile(sign.message, 400)) for sign in examination.evidence),
+            )
+        )
+    tried = sorted(
+        (
+            (probe.distance, match.label, match.tile, probe)
+            for match in examination.mistakes
+            for probe in match.probes
+            if probe.distance is not None
+        ),
+        key=lambda row: (row[0], row[1], row[2] or 0, row[3].probe),
+    )
+    if tried:
+        blocks.append(
+            Table(
+                title="Nearest known mistakes",
+                columns=("mistake", "tile", "probe", "student to mistake", "mistake to oracle"),
+                rows=tuple(
+                    (
+                        plain(label, 80),
+                        "" if tile is None else str(tile),
+                        plain(probe.probe, 60),
+                        error_text(distance),
+                        error_text(probe.own_error),
+                    )
+                    for distance, label, tile, probe in tried[:12]
+                ),
+                numeric=(1, 3, 4),
+            )
+        )
+    return Section(key="staff", title="For staff", sentences=tuple(said), blocks=tuple(blocks), staff=True)
