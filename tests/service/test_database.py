@@ -1,0 +1,115 @@
+"""Tables, migrations and sessions, the same on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError, StatementError
+
+from grader import db
+from grader.db import Database
+from grader.models import Base, Course, Enrollment, Role, User
+
+NOW = datetime(2027, 2, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def test_models_and_migrations_agree(database):
+    assert db.difference_from_models(database) == ""
+    assert db.is_current(database)
+
+
+def test_upgrading_again_changes_nothing(database):
+    db.upgrade(database)
+    assert db.difference_from_models(database) == ""
+
+
+def test_a_difference_between_models_and_tables_is_seen(database):
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE worker ADD COLUMN surplus INTEGER"))
+    assert "surplus" in db.difference_from_models(database)
+
+
+def test_a_database_without_tables_is_not_current(tmp_path):
+    empty = Database(f"sqlite:///{tmp_path / 'empty.db'}")
+    assert not db.is_current(empty)
+    empty.close()
+
+
+def test_every_name_fits_postgresql():
+    names = [
+        one.name
+        for table in Base.metadata.tables.values()
+        for one in [*table.constraints, *table.indexes]
+        if one.name is not None
+    ]
+    assert [name for name in names if len(name) > 63] == []
+
+
+def test_moments_come_back_aware_and_in_utc(database):
+    tokyo = timezone(timedelta(hours=9))
+    with database.write() as session:
+        session.add(Course(slug="a", title="A", created_at=NOW.astimezone(tokyo)))
+    with database.read() as session:
+        found = session.scalars(sa.select(Course)).one().created_at
+    assert found == NOW
+    assert found.utcoffset() == timedelta(0)
+
+
+def test_a_moment_without_a_zone_is_refused(database):
+    course = Course(slug="a", title="A", created_at=datetime(2027, 1, 1))  # noqa: DTZ001
+    with pytest.raises(StatementError, match="no zone"), database.write() as session:
+        session.add(course)
+
+
+def test_moments_compare_in_queries_with_their_zone(database):
+    with database.write() as session:
+        session.add(Course(slug="a", title="A", created_at=NOW))
+    later_elsewhere = (NOW + timedelta(minutes=1)).astimezone(timezone(timedelta(hours=-8)))
+    with database.read() as session:
+        assert session.scalar(sa.select(Course.slug).where(Course.created_at < later_elsewhere)) == "a"
+
+
+def test_a_row_cannot_point_at_nothing(database):
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.add(Enrollment(course_id=99, user_id=99, role=Role.STUDENT, nickname="x"))
+
+
+def test_names_are_unique(database):
+    def add() -> None:
+        with database.write() as session:
+            session.add(User(name="ada", password_hash="-", created_at=NOW))
+
+    add()
+    with pytest.raises(IntegrityError):
+        add()
+
+
+def test_a_failed_block_writes_nothing(database):
+    def add_and_fail() -> None:
+        with database.write() as session:
+            session.add(Course(slug="a", title="A", created_at=NOW))
+            session.flush()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        add_and_fail()
+    with database.read() as session:
+        assert session.scalars(sa.select(Course)).all() == []
+
+
+def test_reading_changes_nothing(database):
+    with database.read() as session:
+        session.add(Course(slug="a", title="A", created_at=NOW))
+        session.flush()
+    with database.read() as session:
+        assert session.scalars(sa.select(Course)).all() == []
+
+
+def test_sqlite_reads_while_another_writes(sqlite_database):
+    with sqlite_database.write() as writing:
+        writing.add(Course(slug="a", title="A", created_at=NOW))
+        writing.flush()
+        with sqlite_database.read() as reading:
+            assert reading.scalars(sa.select(Course)).all() == []
