@@ -33,6 +33,9 @@ SLOTS = 1000  # uids 61000-61999: above Debian's users, below those systemd and 
 APP_FILES = (
     "__init__.py",
     "audit.py",
+    "entry.py",
+    "interpreter.py",
+    "storages.py",
     "candidate.py",
     "devices/__init__.py",
     "devices/cpu_candidate.py",
