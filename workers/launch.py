@@ -1,14 +1,17 @@
 """PROGRAM, trusted: turns itself into the sandbox that a plan on its standard input describes.
 
-The pool starts it with `python -I -S -B launch.py`; it never returns. It joins the cgroup and lowers the limits; as
-root it also binds the runtime to a place that the slot's uid can reach, in a mount namespace of its own, and drops to
-that uid. Then it becomes bubblewrap. A program, not a function run between fork and exec, because the pool has threads.
+The pool starts it with `python -I -S -B launch.py`. Its child joins the cgroup and lowers the limits; as root it also
+binds the runtime to a place that the slot's uid can reach, in a mount namespace of its own, and drops to that uid; then
+it becomes bubblewrap. This process stays outside, to reap: what bubblewrap leaves behind would otherwise be a zombie,
+counted against its uid, until the host's first process gets to it (in a container often never). It exits with the
+child's exit code, 128 + n for signal n. A program and not a function between fork and exec: the pool has threads.
 Standard library only, and nothing of ours: it runs by path.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import itertools
 import json
@@ -18,7 +21,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NoReturn, TypedDict
 
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
@@ -81,12 +84,55 @@ def bwrap_arguments(
 
 
 def main() -> None:
-    """Read the plan and become the sandbox."""
+    """Read the plan, start the sandbox, and exit as it does."""
     plan: Plan = json.load(sys.stdin.buffer)
+    _die_with(plan["parent_pid"])
+    _check(_libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+    me = os.getpid()
+    child = os.fork()
+    if child:
+        os.closerange(0, os.sysconf("SC_OPEN_MAX"))  # or the socket and the pipes would never be seen to close
+        os._exit(_reap(child))
+    try:
+        _become_sandbox(plan, me)
+    except OSError as exc:
+        os.write(2, f"launch: {exc}\n".encode())
+    os._exit(1)
+
+
+def _reap(child: int) -> int:
+    """Wait for the child and whatever it leaves; answers the child's exit code."""
+    code = 1
+    while True:
+        try:
+            pid, status = os.wait()
+        except ChildProcessError:
+            return code
+        if pid == child:
+            exit_code = os.waitstatus_to_exitcode(status)
+            code = exit_code if exit_code >= 0 else 128 - exit_code
+            child = 0
+        if not child:  # an isolated tree dies with its first process; one that is not may have left daemons
+            for orphan in _children():
+                with contextlib.suppress(OSError):
+                    os.kill(orphan, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    me = str(os.getpid())
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if path.read_text(errors="replace").rpartition(")")[2].split()[1] == me:
+                found.append(int(path.parent.name))
+    return found
+
+
+def _become_sandbox(plan: Plan, parent_pid: int) -> NoReturn:
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    _die_with(plan["parent_pid"])
+    _die_with(parent_pid)
     for path in plan["cgroup_procs"]:
         Path(path).write_text("0")
     bwrap = plan["bwrap"]
@@ -103,10 +149,8 @@ def main() -> None:
         os.setgroups([])
         os.setresgid(plan["uid"], plan["uid"], plan["uid"])
         os.setresuid(plan["uid"], plan["uid"], plan["uid"])
-        _die_with(plan["parent_pid"])  # changing the uid cleared it
+        _die_with(parent_pid)  # changing the uid cleared it
     if bwrap is None:
-        # orphans of the command then stay below it, where a kill finds them
-        _check(_libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
         os.chdir(plan["workdir"])
         os.execve(plan["command"][0], plan["command"], plan["env"])  # noqa: S606
     file_fds = {path: _memory_file(base64.b64decode(text)) for path, text in plan["files"].items()}

@@ -99,7 +99,6 @@ class Sandbox:
         arena: mmap.mmap,
         cgroup: Cgroup,
         limits: Limits,
-        isolated: bool,
         on_end: Callable[[Sandbox], None],
     ) -> None:
         self.channel = Channel(sock)
@@ -109,7 +108,6 @@ class Sandbox:
         self._sock = sock
         self._cgroup = cgroup
         self._limits = limits
-        self._isolated = isolated
         self._on_end = on_end
         self._started = time.monotonic()
         self._ending: Ending | None = None
@@ -135,7 +133,7 @@ class Sandbox:
             if self._cgroup.can_freeze:
                 self._cgroup.freeze(_FREEZE_LIMIT_S)
             else:
-                processes.stop(lambda: processes.tree(self.pid) if self._is_alive() else set(), _FREEZE_LIMIT_S)
+                processes.stop(self._below, _FREEZE_LIMIT_S)
         except (CgroupError, processes.StillRunningError) as exc:
             raise NotFrozenError(str(exc)) from exc
         except FileNotFoundError:
@@ -146,8 +144,8 @@ class Sandbox:
         if self._cgroup.can_freeze:
             with contextlib.suppress(FileNotFoundError):
                 self._cgroup.thaw()
-        elif self._is_alive():
-            for pid in processes.tree(self.pid):
+        else:
+            for pid in self._below():
                 processes.send(pid, signal.SIGCONT)
 
     def over_limit(self) -> Literal["output-limit", "memory-limit"] | None:
@@ -190,21 +188,22 @@ class Sandbox:
     def _end(self) -> Ending:
         self._await_own_end()
         by_us = self._is_alive()
-        tree = self._pids()
-        self._signal_kill()
+        tree = self._cgroup.pids() | self._below()
         deadline = time.monotonic() + _END_LIMIT_S
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_LIMIT_S)
-        while (left := self._cgroup.pids() or processes.alive(tree)) and time.monotonic() < deadline:
+        while self._is_alive() and time.monotonic() < deadline:
             self._signal_kill()
-            time.sleep(0.0005)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.005)
+        self._process.kill()  # only if it is still there: it reaps the tree, so it goes last
+        self._process.wait()
+        left = self._cgroup.pids() | processes.alive(tree)
         self._finish_reading()
         oom_kills = self._cgroup.oom_kills()
         peak = self._cgroup.memory_peak_bytes()
         self._cgroup.remove(max(0.1, deadline - time.monotonic()))
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # not closed: another thread may be waiting on it
-        exit_code, number = (None, None) if by_us else _read_status(self._process.returncode, self._isolated)
+        exit_code, number = (None, None) if by_us else _read_status(self._process.returncode)
         return Ending(
             cause=self._cause(by_us, oom_kills, number),
             exit_code=exit_code,
@@ -235,24 +234,18 @@ class Sandbox:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.2)
 
-    def _pids(self) -> set[int]:
-        below = processes.tree(self.pid) if self._is_alive() else set()
-        return self._cgroup.pids() | below
+    def _below(self) -> set[int]:
+        """The tree, without the process of ours at its root that reaps it."""
+        return processes.tree(self.pid) - {self.pid} if self._is_alive() else set()
 
     def _signal_kill(self) -> None:
         if self._cgroup.folders:
             self._cgroup.signal_kill()
-        if not self._is_alive():
-            return
-        # the root last, and stopped meanwhile: it would start more, and its death would set its children free
-        processes.send(self.pid, signal.SIGSTOP)
-        for _ in range(100):
-            below = processes.tree(self.pid) - {self.pid}
-            if not below:
-                break
+        below = self._below()
+        # all stopped before the first dies: without a cgroup, those not reached yet would start more
+        for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in below:
-                processes.send(pid, signal.SIGKILL)
-        self._process.kill()
+                processes.send(pid, number)
 
     def _read_outputs(self) -> None:
         """Drain both pipes to their end, so that a full one never blocks the candidate, and keep their heads."""
@@ -317,6 +310,7 @@ class SandboxPool:
         self._recipe = Recipe(isolated=isolation == "auto", limits=limits, env=argv_env, gpu=gpu, program=program)
         self._slots = _Slots(slots) if self._recipe.isolated and may_use_slots() else None
         self._owner = Owner.myself()
+        self.tag = f"{id(self):x}"  # in the names of its cgroups
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._started: deque[Sandbox | Exception] = deque()
@@ -356,16 +350,14 @@ class SandboxPool:
         """End every candidate of this pool, those handed out too. May be called again."""
         with self._changed:
             self._closed = True
-            sandboxes = list(self._sandboxes)
             self._started.clear()
-        for sandbox in sandboxes:
-            sandbox.kill()
-        with self._changed:
             self._changed.notify_all()
-        if threading.current_thread() is not self._spawner:
-            self._spawner.join()
-        for sandbox in list(self._sandboxes):  # one that was being started while the others were killed
-            sandbox.kill()
+        while self._spawner.is_alive():  # it may be starting one just now
+            with self._changed:
+                sandboxes = list(self._sandboxes)
+            for sandbox in sandboxes:
+                sandbox.kill()
+            self._spawner.join(0.01)
         atexit.unregister(self.close)
 
     def _next_started(self, deadline: float) -> Sandbox:
@@ -411,6 +403,8 @@ class SandboxPool:
                             break
                     self._changed.wait()
                 if self._closed:
+                    while self._sandboxes:  # they die with this thread, and would leave zombies
+                        self._changed.wait()
                     return
             started: Sandbox | Exception
             try:
@@ -426,7 +420,7 @@ class SandboxPool:
                 self._changed.notify_all()
 
     def _start(self, slot: int | None) -> Sandbox:
-        name = name_for(self._owner, f"{id(self):x}.{next(self._numbers)}")
+        name = name_for(self._owner, f"{self.tag}.{next(self._numbers)}")
         limits = self._limits
         isolated = self._recipe.isolated
         cgroup = (
@@ -464,7 +458,6 @@ class SandboxPool:
             arena=arena,
             cgroup=cgroup,
             limits=limits,
-            isolated=isolated,
             on_end=self._ended,
         )
 
@@ -533,12 +526,8 @@ def _make_arena(size_bytes: int) -> tuple[int, mmap.mmap]:
         raise
 
 
-def _read_status(returncode: int | None, isolated: bool) -> tuple[int | None, int | None]:
-    """(exit code, signal) of the candidate from the status of the process we started."""
-    if returncode is None:
-        return None, None
-    if returncode < 0:
-        return None, -returncode
-    if isolated and 128 < returncode <= 128 + signal.NSIG:
+def _read_status(returncode: int) -> tuple[int | None, int | None]:
+    """(exit code, signal) of the candidate from the exit code that launch.py and bubblewrap hand up."""
+    if 128 < returncode <= 128 + signal.NSIG:
         return None, returncode - 128
     return returncode, None
