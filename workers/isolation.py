@@ -33,9 +33,6 @@ SLOTS = 1000  # uids 61000-61999: above Debian's users, below those systemd and 
 APP_FILES = (
     "__init__.py",
     "audit.py",
-    "entry.py",
-    "interpreter.py",
-    "storages.py",
     "candidate.py",
     "devices/__init__.py",
     "devices/cpu_candidate.py",
@@ -43,6 +40,7 @@ APP_FILES = (
     "entry.py",
     "interpreter.py",
     "protocol.py",
+    "storages.py",
 )
 
 _HERE = Path(__file__).resolve().parent
