@@ -1,0 +1,122 @@
+"""The web pages. `create_app` builds the Flask application; each subject has its own blueprint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from threading import BoundedSemaphore
+
+from flask import Flask, url_for
+from flask.typing import ResponseReturnValue
+from flask_wtf.csrf import CSRFProtect
+from sqlalchemy import text as sql
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+from grader import __version__
+from grader.course import Catalog
+from grader.db import Database
+from grader.settings import Settings
+from grader.web import assignments, auth, boards, charts, errors, home, security, staff, submissions, text, words
+from grader.web.house import EXTENSION, House, house
+from grader.wording import Hostile, bytes_text, count, one_line, plain
+
+FORM_OVERHEAD_BYTES = 144 * 1024
+"""What a form may add to the largest file: field names, boundaries, and the pasted text's line ends."""
+MAX_STREAMS = 8
+"""Live status streams at once in one process; each holds a thread, so the rest are asked to poll."""
+
+__all__ = ["House", "create_app"]
+
+
+def create_app(
+    settings: Settings,
+    *,
+    ring: Callable[[str], object],
+    database: Database | None = None,
+    catalog: Catalog | None = None,
+    max_streams: int = MAX_STREAMS,
+) -> Flask:
+    """The application. It neither migrates the database nor starts anything.
+
+    Args:
+        ring: tells the workers of a device that a submission waits, as `Doorbell.ring` does. Called after the
+            commit; it must not raise when the broker is away, for the sweep rings again.
+        max_streams: keep it well below the number of threads that the web server has.
+    """
+    app = Flask(__name__)
+    whole = timedelta(hours=settings.session_hours)
+    app.config.update(
+        SECRET_KEY=settings.read_secret_key(),
+        MAX_CONTENT_LENGTH=settings.max_source_bytes + FORM_OVERHEAD_BYTES,
+        MAX_FORM_MEMORY_SIZE=settings.max_source_bytes + FORM_OVERHEAD_BYTES,
+        MAX_FORM_PARTS=20,
+        SESSION_COOKIE_NAME="__Host-tilegrade" if settings.secure_cookies else "tilegrade",
+        SESSION_COOKIE_HTTPONLY=True,
+        SESSION_COOKIE_SAMESITE="Lax",
+        SESSION_COOKIE_SECURE=settings.secure_cookies,
+        PERMANENT_SESSION_LIFETIME=whole,
+        SESSION_REFRESH_EACH_REQUEST=False,
+        SEND_FILE_MAX_AGE_DEFAULT=timedelta(days=30),
+        WTF_CSRF_TIME_LIMIT=None,  # as long as the session; a form left open over lunch still works
+        WTF_CSRF_SSL_STRICT=False,  # the referrer is not ours to demand; the token and SameSite suffice
+    )
+    if settings.proxies:
+        app.wsgi_app = ProxyFix(  # type: ignore[method-assign]
+            app.wsgi_app, x_for=settings.proxies, x_proto=settings.proxies, x_host=settings.proxies
+        )
+    app.extensions[EXTENSION] = House(
+        settings=settings,
+        database=database or Database(settings.database_url),
+        catalog=catalog or Catalog(settings.assignments_dir),
+        ring=ring,
+        streams=BoundedSemaphore(max_streams),
+    )
+    security.guard(app)
+    CSRFProtect(app)
+    errors.register(app)
+    for blueprint in (auth.bp, home.bp, assignments.bp, submissions.bp, boards.bp, staff.bp):
+        app.register_blueprint(blueprint)
+    app.add_url_rule("/health", "health", _health)
+    _equip_templates(app)
+    return app
+
+
+def _health() -> ResponseReturnValue:
+    """For a supervisor: 200 when pages can be answered."""
+    with house().database.read() as db:
+        db.execute(sql("select 1"))
+    return {"status": "ok", "version": __version__}
+
+
+def _equip_templates(app: Flask) -> None:
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    app.jinja_env.filters.update(
+        visible=plain,
+        line=one_line,
+        iso=text.iso,
+        utc=text.utc,
+        points=text.points,
+        size=bytes_text,
+        count=count,
+        printed=text.printed,
+    )
+    app.jinja_env.tests["hostile"] = lambda value: isinstance(value, Hostile)
+    folder = Path(app.static_folder or "")
+    stamps = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in folder.iterdir()}
+
+    def static_url(name: str) -> str:
+        # the digest makes a changed file a new address, so that browsers may keep the old one for weeks
+        return url_for("static", filename=name, v=stamps[name])
+
+    app.jinja_env.globals.update(
+        static_url=static_url,
+        version=__version__,
+        state_of=words.state_of,
+        verdict_of=words.verdict_of,
+        axis_of=words.axis_of,
+        line_plot=charts.line_plot,
+        bar_plot=charts.bar_plot,
+        heat_plot=charts.heat_plot,
+    )

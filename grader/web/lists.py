@@ -1,0 +1,207 @@
+"""What pages list: read-only queries with a bounded number of statements, whatever the number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session, contains_eager, joinedload
+
+from grader.assignment import Assignment
+from grader.course import Catalog, Window, courses_of
+from grader.errors import AssignmentError
+from grader.models import Course, CourseAssignment, Extension, Result, State, Submission, User
+from grader.web.security import Viewer
+
+PER_PAGE = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some rows of many."""
+
+    rows: Sequence[Any]
+    number: int  # from 1
+    n_pages: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignmentTile:
+    """One assignment on the home page, as one person sees it."""
+
+    entry: CourseAssignment
+    assignment: Assignment | None  # None: its folder is wrong
+    trouble: str  # for instructors: why it is closed or does not load
+    window: Window | None
+    closed: str  # a sentence when nothing can be handed in now, else empty
+    best: Result | None  # of this person, held ones left out
+    on_its_way: bool
+    n_submissions: int  # of this person; for an instructor, of the whole course
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CourseTiles:
+    course: Course
+    teaches: bool
+    tiles: tuple[AssignmentTile, ...]
+
+
+def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> list[CourseTiles]:
+    """Every course of `viewer` with its assignments. Six statements at most."""
+    user = db.get_one(User, viewer.id)
+    courses = courses_of(db, user)
+    entries = db.scalars(
+        select(CourseAssignment)
+        .where(CourseAssignment.course_id.in_([course.id for course in courses]))
+        .order_by(CourseAssignment.position, CourseAssignment.id)
+    ).all()
+    ids = [entry.id for entry in entries]
+    extensions = {
+        row.course_assignment_id: row.until
+        for row in db.execute(
+            select(Extension.course_assignment_id, Extension.until).where(
+                Extension.user_id == viewer.id, Extension.course_assignment_id.in_(ids)
+            )
+        )
+    }
+    mine = db.scalars(
+        select(Submission)
+        .where(Submission.user_id == viewer.id, Submission.course_assignment_id.in_(ids))
+        .options(joinedload(Submission.result))
+    ).all()
+    counts: dict[int, int] = {}
+    if viewer.teaches:
+        counted = (
+            select(Submission.course_assignment_id, func.count(Submission.id).label("n"))
+            .where(Submission.course_assignment_id.in_(ids))
+            .group_by(Submission.course_assignment_id)
+        )
+        counts = {row.course_assignment_id: row.n for row in db.execute(counted)}
+
+    def tile(entry: CourseAssignment, teaches: bool) -> AssignmentTile:
+        own = [row for row in mine if row.course_assignment_id == entry.id]
+        assignment, trouble = _loaded(catalog, entry.slug)
+        window = _window(entry, assignment, extensions.get(entry.id)) if assignment else None
+        closed = "Closed at the moment." if trouble or entry.closed_reason else ""
+        return AssignmentTile(
+            entry=entry,
+            assignment=assignment,
+            trouble=trouble or entry.closed_reason or "",
+            window=window,
+            closed=closed or (window.why_closed(now) if window else "") or "",
+            best=best_of(own),
+            on_its_way=any(row.state in (State.QUEUED, State.RUNNING) for row in own),
+            n_submissions=counts.get(entry.id, 0) if teaches else len(own),
+        )
+
+    return [
+        CourseTiles(
+            course=course,
+            teaches=viewer.teaches_in(course.id),
+            tiles=tuple(tile(entry, viewer.teaches_in(course.id)) for entry in entries if entry.course_id == course.id),
+        )
+        for course in courses
+    ]
+
+
+def best_of(rows: Sequence[Submission]) -> Result | None:
+    """The result with the most points; the earlier one of two equal ones. Held ones do not count yet."""
+    results = [row.result for row in rows if row.state is State.DONE and row.result and row.result.verdict != "held"]
+    return min(results, key=lambda result: (-result.points, result.submission_id), default=None)
+
+
+def submissions(
+    db: Session,
+    *,
+    page: int,
+    course_id: int | None = None,
+    entry_id: int | None = None,
+    user_id: int | None = None,
+    student: str = "",
+    what: str = "",
+    per_page: int = PER_PAGE,
+) -> Page:
+    """Submissions, the latest first, with student, assignment and result. Two statements.
+
+    Args:
+        student: part of a name.
+        what: a state or a verdict; anything else finds nothing.
+    """
+    where: list[ColumnElement[bool]] = []
+    if course_id is not None:
+        where.append(CourseAssignment.course_id == course_id)
+    if entry_id is not None:
+        where.append(Submission.course_assignment_id == entry_id)
+    if user_id is not None:
+        where.append(Submission.user_id == user_id)
+    if student:
+        where.append(User.name.contains(student.strip().lower(), autoescape=True))
+    if what in set(State) - {State.DONE}:
+        where.append(Submission.state == State(what))
+    elif what:
+        where += [Submission.state == State.DONE, Result.verdict == what]
+    total = (
+        db.scalar(
+            select(func.count(Submission.id))
+            .join(Submission.course_assignment)
+            .join(Submission.user)
+            .outerjoin(Submission.result)
+            .where(*where)
+        )
+        or 0
+    )
+    n_pages = max(1, -(-total // per_page))
+    number = min(max(1, page), n_pages)
+    rows = db.scalars(
+        select(Submission)
+        .join(Submission.course_assignment)
+        .join(Submission.user)
+        .outerjoin(Submission.result)
+        .where(*where)
+        .options(
+            contains_eager(Submission.user),
+            contains_eager(Submission.course_assignment),
+            contains_eager(Submission.result),
+        )
+        .order_by(Submission.submitted_at.desc(), Submission.id.desc())
+        .limit(per_page)
+        .offset((number - 1) * per_page)
+    ).all()
+    return Page(rows=rows, number=number, n_pages=n_pages, total=total)
+
+
+def submission(db: Session, submission_id: int) -> Submission | None:
+    """One submission with its assignment and result, without source and report: for looking at it twice a second."""
+    wanted = (joinedload(Submission.course_assignment), joinedload(Submission.result))
+    return db.scalars(select(Submission).where(Submission.id == submission_id).options(*wanted)).one_or_none()
+
+
+def cut(rows: Sequence[Any], *, page: int, per_page: int = PER_PAGE) -> Page:
+    """One page of rows that are in memory already."""
+    n_pages = max(1, -(-len(rows) // per_page))
+    number = min(max(1, page), n_pages)
+    start = (number - 1) * per_page
+    return Page(rows=rows[start : start + per_page], number=number, n_pages=n_pages, total=len(rows))
+
+
+def title_of(catalog: Catalog, slug: str) -> str:
+    """The assignment's title; its slug where the folder does not load."""
+    found, _ = _loaded(catalog, slug)
+    return found.title if found else slug
+
+
+def _loaded(catalog: Catalog, slug: str) -> tuple[Assignment | None, str]:
+    try:
+        return catalog.load(slug), ""
+    except AssignmentError as exc:
+        return None, str(exc)
+
+
+def _window(entry: CourseAssignment, assignment: Assignment, until: datetime | None) -> Window:
+    deadline = entry.deadline or assignment.deadline
+    extended = until is not None and deadline is not None and until > deadline
+    return Window(opens_at=entry.opens_at, deadline=until if extended else deadline, extended=extended)

@@ -1,0 +1,83 @@
+// Tilegrade's only script. Every page works without it; it adds local times and live status.
+"use strict";
+
+(() => {
+  const format = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+
+  // "30 Nov 2026, 09:28 UTC" becomes the reader's own time; the UTC text stays as the tooltip
+  function localTimes(root) {
+    for (const time of root.querySelectorAll("time[data-local]")) {
+      const moment = new Date(time.dateTime);
+      if (Number.isNaN(moment.getTime())) continue;
+      time.title = time.textContent;
+      time.textContent = format.format(moment);
+      time.removeAttribute("data-local");
+    }
+  }
+
+  // a second click while the first is on its way would only be answered with the same page
+  function oneClick() {
+    document.addEventListener("submit", (event) => {
+      if (event.defaultPrevented) return;
+      const button = event.submitter;
+      if (button) setTimeout(() => { button.disabled = true; });
+    });
+    // coming back with the browser's own button shows the page as it was left
+    addEventListener("pageshow", () => {
+      for (const button of document.querySelectorAll("button[disabled]")) button.disabled = false;
+    });
+  }
+
+  function follow(panel) {
+    const line = panel.querySelector("[data-live-line]");
+    const steps = panel.querySelector("[data-live-steps]");
+    const report = document.getElementById("report");
+    const { events, status, fragment } = panel.dataset;
+    let over = false;
+
+    async function show(news) {
+      if (over) return;
+      // a screen reader speaks what changes in this line, so it is left alone when nothing did
+      if (line.textContent !== news.line) line.textContent = news.line;
+      steps.innerHTML = news.steps;
+      if (!news.done) return;
+      over = true;
+      const answer = await fetch(fragment, { credentials: "same-origin" });
+      if (!answer.ok) { location.reload(); return; }
+      report.innerHTML = await answer.text();
+      localTimes(report);
+      document.title = document.title.replace(/^[^·]*·/, `${news.headline} ·`);
+      if (news.final) panel.hidden = true;
+    }
+
+    async function poll() {
+      if (over) return;
+      try {
+        const answer = await fetch(status, { credentials: "same-origin" });
+        if (answer.status === 401 || answer.status === 404) { location.reload(); return; }
+        if (answer.ok) await show(await answer.json());
+      } catch {
+        line.textContent = "The server cannot be reached just now. Trying again…";
+      }
+      if (!over) setTimeout(poll, document.hidden ? 10000 : 2000);
+    }
+
+    if (!("EventSource" in window)) { poll(); return; }
+    const source = new EventSource(events);
+    source.addEventListener("status", (event) => {
+      const news = JSON.parse(event.data);
+      if (news.done) source.close();
+      show(news);
+    });
+    source.addEventListener("error", () => {
+      // CLOSED: the server has no stream to spare, or the session ended; asking works or explains itself
+      if (source.readyState === EventSource.CLOSED && !over) poll();
+    });
+    addEventListener("pagehide", () => source.close());
+  }
+
+  localTimes(document);
+  oneClick();
+  const panel = document.querySelector("[data-events]");
+  if (panel) follow(panel);
+})();

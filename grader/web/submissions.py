@@ -1,0 +1,188 @@
+"""One submission: handing it in, watching it on its way, and reading its report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
+from flask import (
+    Blueprint,
+    Response,
+    abort,
+    flash,
+    g,
+    redirect,
+    render_template,
+    request,
+    stream_with_context,
+    url_for,
+)
+from sqlalchemy.orm import Session
+from werkzeug.wrappers import Response as AnyResponse
+
+from grader import submissions
+from grader.models import State, Submission, User
+from grader.web import lists, words
+from grader.web.assignments import assignment_page
+from grader.web.house import House, house, utc_now
+from grader.web.reports import report_of
+from grader.web.security import Viewer, assignment_or_404, viewer
+from grader.web.text import source_lines
+
+bp = Blueprint("submissions", __name__)
+
+STREAM_S = 25.0  # then the browser comes back for another; a forgotten tab must not hold a thread for ever
+LOOK_EVERY_S = 0.5
+KEEP_ALIVE_S = 5.0
+
+
+@bp.post("/c/<course_slug>/<slug>/submissions")
+def hand_in(course_slug: str, slug: str) -> AnyResponse:
+    """Take one file, uploaded or pasted. A second click with the same form is the same submission."""
+    pasted = request.form.get("source", "")
+    key = request.form.get("key", "")[:64]
+    g.on_user_error = lambda message: (
+        assignment_page(course_slug, slug, error=message, pasted=pasted, key=key),
+        400,
+    )
+    data, filename = _handed_in(pasted)
+    with house().database.write() as db:
+        entry = assignment_or_404(db, course_slug, slug)
+        accepted = submissions.hand_in(
+            db,
+            user=db.get_one(User, viewer().id),
+            entry=entry,
+            assignment=house().catalog.load(slug),
+            data=data,
+            settings=house().settings,
+            now=utc_now(),
+            idempotency_key=key or None,
+            filename=filename,
+        )
+    if accepted.new:
+        house().ring(entry.device)
+    else:
+        flash("You handed in this very file a moment ago. Here it is.", "good")
+    return redirect(url_for("submissions.show", submission_id=accepted.submission_id), code=303)
+
+
+@bp.get("/submissions/<int:submission_id>")
+def show(submission_id: int) -> str:
+    now = utc_now()
+    with house().database.read() as db:
+        row = _visible_or_404(db, submission_id, viewer())
+        teaches = viewer().teaches_in(row.course_assignment.course_id)
+        return render_template(
+            "submission.html",
+            submission=row,
+            entry=row.course_assignment,
+            teaches=teaches,
+            own=row.user_id == viewer().id,
+            news=_news(db, row, now=now),
+            under_way=row.state in (State.QUEUED, State.RUNNING),
+            shown=report_of(row, house().catalog, for_staff=teaches),
+            lines=source_lines(row.source),
+            word=words.state_of(row, row.result),
+            title=lists.title_of(house().catalog, row.course_assignment.slug),
+        )
+
+
+@bp.get("/submissions/<int:submission_id>/report")
+def report(submission_id: int) -> str:
+    """The report alone, for the script that puts it into the page."""
+    with house().database.read() as db:
+        row = _visible_or_404(db, submission_id, viewer())
+        teaches = viewer().teaches_in(row.course_assignment.course_id)
+        shown = report_of(row, house().catalog, for_staff=teaches)
+        return render_template("_report.html", submission=row, shown=shown, teaches=teaches)
+
+
+@bp.get("/submissions/<int:submission_id>/source.py")
+def source(submission_id: int) -> Response:
+    """The file as it was handed in. Always a download: nothing of a student's is ever served as a page."""
+    with house().database.read() as db:
+        row = _visible_or_404(db, submission_id, viewer())
+    headers = {"Content-Disposition": f'attachment; filename="submission-{row.id}.py"'}
+    return Response(row.source.encode(), mimetype="text/x-python", headers=headers)
+
+
+@bp.get("/submissions/<int:submission_id>/status")
+def status(submission_id: int) -> AnyResponse:
+    """Where it is, for browsers that poll."""
+    with house().database.read() as db:
+        row = _visible_or_404(db, submission_id, viewer(), whole=False)
+        return Response(json.dumps(_news(db, row, now=utc_now())), mimetype="application/json")
+
+
+@bp.get("/submissions/<int:submission_id>/events")
+def events(submission_id: int) -> AnyResponse:
+    """The same as a stream of server-sent events; 503 when no thread can be spared, so that the script polls."""
+    with house().database.read() as db:
+        _visible_or_404(db, submission_id, viewer(), whole=False)
+    here = house()
+    if not here.streams.acquire(blocking=False):
+        abort(503)
+    # the thread is given back when the server closes the response, whether or not the stream ever began
+    answer = Response(
+        stream_with_context(_stream(here, submission_id, viewer())),
+        mimetype="text/event-stream",
+        headers={"X-Accel-Buffering": "no"},
+    )
+    answer.call_on_close(here.streams.release)
+    return answer
+
+
+def _stream(here: House, submission_id: int, who: Viewer) -> Iterator[str]:
+    """Tell what changes, for a while. No database connection is held while it waits."""
+    ends = time.monotonic() + STREAM_S
+    told, spoke_at = None, time.monotonic()
+    yield "retry: 1000\n\n"
+    while time.monotonic() < ends:
+        with here.database.read() as db:
+            news = _news(db, _visible_or_404(db, submission_id, who, whole=False), now=utc_now())
+        if news != told:
+            yield f"event: status\ndata: {json.dumps(news)}\n\n"
+            told, spoke_at = news, time.monotonic()
+        elif time.monotonic() - spoke_at > KEEP_ALIVE_S:
+            yield ": still here\n\n"  # writing is how the server notices that nobody listens
+            spoke_at = time.monotonic()
+        if news["done"]:
+            return
+        time.sleep(LOOK_EVERY_S)
+
+
+def _news(db: Session, row: Submission, *, now: datetime) -> dict[str, object]:
+    """What the page's script is told; the page itself is drawn from the same."""
+    place = n_workers = None
+    if row.state is State.QUEUED:
+        place = submissions.place_in_queue(db, row.id, now=now)
+        n_workers = sum(
+            1
+            for worker in submissions.workers(db)
+            if worker.device == row.device and not submissions.is_gone(worker, now)
+        )
+    return {
+        "line": words.live_line(row, place, n_workers),
+        "steps": render_template("_steps.html", steps=words.steps(row)),
+        "headline": words.state_of(row, row.result).text,
+        "done": row.state not in (State.QUEUED, State.RUNNING),
+    }
+
+
+def _visible_or_404(db: Session, submission_id: int, who: Viewer, *, whole: bool = True) -> Submission:
+    """One's own, or one of a course that one teaches. Not `whole`: without its long texts."""
+    row = submissions.find(db, submission_id) if whole else lists.submission(db, submission_id)
+    if row is None or not (row.user_id == who.id or who.teaches_in(row.course_assignment.course_id)):
+        abort(404)
+    return row
+
+
+def _handed_in(pasted: str) -> tuple[bytes, str | None]:
+    """The bytes of the uploaded file, or of the pasted text, and the file's name."""
+    upload = request.files.get("file")
+    if upload is not None and upload.filename:
+        return upload.read(), upload.filename
+    # a form sends every line end as CRLF, whatever was pasted; a lone surrogate cannot come out of UTF-8
+    return pasted.replace("\r\n", "\n").encode("utf-8", "replace"), None
