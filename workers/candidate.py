@@ -14,17 +14,18 @@ import contextlib
 import errno
 import linecache
 import mmap
+import os
 import socket
 import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from workers import audit, entry, protocol
+from workers import entry, protocol
 
 SUBMISSION = Path("/w/submission.py")
 MAX_TEXT = 4000
@@ -42,11 +43,34 @@ class _Refused(Exception):  # noqa: N818 (it says what was refused)
         self.kind, self.line = kind, line
 
 
-class _Candidate:
-    def __init__(self, arena: mmap.mmap, submission: Path) -> None:
+class _Watch(Protocol):
+    """A context around one call, which afterwards knows what happened in it."""
+
+    def __enter__(self) -> _Watch: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def facts(self, outputs: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]: ...
+
+
+class _Half(Protocol):
+    """What depends on the device: workers/devices/cpu_candidate.py and cuda_candidate.py."""
+
+    def handlers(self, candidate: Candidate) -> Mapping[str, Callable[[Message], Message]]: ...
+
+    def flat(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor: ...
+
+    def watch(self, message: Message, inputs: Mapping[str, torch.Tensor]) -> _Watch: ...
+
+
+class Candidate:
+    """Answers the examiner's requests, one at a time."""
+
+    def __init__(self, arena: mmap.mmap, submission: Path, half: _Half) -> None:
         self._arena = arena
         self._submission = submission
-        self._entry: entry.Entry | None = None
+        self._half = half
+        self.entry: entry.Entry | None = None
         self._kept: dict[str, dict[str, list[torch.Tensor]]] = {}
 
     def answer(self, message: Message) -> Message:
@@ -56,6 +80,7 @@ class _Candidate:
             "call": self._call,
             "again": self._again,
             "forget": self._forget,
+            **self._half.handlers(self),
         }
         try:
             return handlers[message["op"]](message)
@@ -81,27 +106,27 @@ class _Candidate:
         exec(compile(tree, path, "exec"), module.__dict__)  # noqa: S102 (this is what the sandbox is for)
         found = entry.find_entry(module, message["entry"], message["entry_kind"])
         entry.check_signature(found, message["n_arguments"], message["signature"])
-        self._entry = found
+        self.entry = found
         return {"op": "loaded", "entry": found.name[:200], "is_autograd": found.is_autograd}
 
     def _call(self, message: Message) -> Message:
-        if self._entry is None:
+        if self.entry is None:
             raise _Refused("entry-missing", "nothing was loaded")
         names = [spec["name"] for spec in message["inputs"]]
-        tensors = {spec["name"]: self._tensor(spec) for spec in message["inputs"]}
-        upstream = self._tensor(message["upstream"]) if message.get("upstream") else None
-        wants_graph = upstream is not None or self._entry.is_autograd
+        tensors = {spec["name"]: self.tensor(spec) for spec in message["inputs"]}
+        upstream = self.tensor(message["upstream"]) if message.get("upstream") else None
+        wants_graph = upstream is not None or self.entry.is_autograd
         if wants_graph:
             tensors = {name: tensor.detach().requires_grad_(True) for name, tensor in tensors.items()}
         slots = message["outputs"]
         forward_names = [slot["name"] for slot in slots if not slot.get("gradient")]
-        watch = self._watch(message, tensors)
+        watch = self._half.watch(message, tensors)
         with watch:
-            returned = self._entry.call(*[tensors[name] for name in names], *message["options"])
-        results = self._name_results(returned, forward_names, slots)
+            returned = self.entry.call(*[tensors[name] for name in names], *message["options"])
+        results = self.name_results(returned, forward_names, slots)
         facts = {"forward": watch.facts({name: found[0] for name, found in results.items()})}
         if upstream is not None:
-            backward = self._watch(message, tensors)
+            backward = self._half.watch(message, tensors)
             with backward:
                 gradients = torch.autograd.grad(
                     results[forward_names[0]][0], [tensors[name] for name in names], upstream, allow_unused=True
@@ -123,16 +148,7 @@ class _Candidate:
         self._kept.pop(message["keep"], None)
         return {"op": "result", "outputs": [], "facts": {}}
 
-    def _watch(self, message: Message, inputs: Mapping[str, torch.Tensor]) -> audit.Watch:
-        return audit.Watch(
-            inputs=inputs,
-            level=message["watch"],
-            order=message.get("order"),
-            submission_file=str(self._submission),
-            poison_empty=message.get("poison", False),
-        )
-
-    def _name_results(self, returned: Any, names: list[str], slots: list[Message]) -> dict[str, list[torch.Tensor]]:
+    def name_results(self, returned: Any, names: list[str], slots: list[Message]) -> dict[str, list[torch.Tensor]]:
         """Results by output name. An autograd.Function returns o alone; the rest is looked for among what it saved."""
         if isinstance(returned, torch.Tensor):
             returned = (returned,)
@@ -142,7 +158,7 @@ class _Candidate:
             _plain_tensor(name, item)
         found = {name: [item] for name, item in zip(names, returned, strict=False)}
         missing = [slot for slot in slots if slot["name"] in names[len(found) :]]
-        if self._entry is not None and self._entry.is_autograd and missing:
+        if self.entry is not None and self.entry.is_autograd and missing:
             found.update(_saved_outputs(found[names[0]][0], missing))
         elif len(returned) != len(names):
             raise _Refused("wrong-result-type", f"returned {len(returned)} tensors; expected {_listed(names)}")
@@ -158,8 +174,7 @@ class _Candidate:
                 copied = size <= slot["capacity"]
                 if copied and size:
                     offset = slot["offset"] + index * slot["capacity"]
-                    target = torch.frombuffer(self._arena, dtype=value.dtype, count=value.numel(), offset=offset)
-                    target.copy_(value.reshape(-1))
+                    self._half.flat(value.dtype, value.numel(), offset).copy_(value.reshape(-1))
                 said.append(
                     {
                         "name": slot["name"],
@@ -171,11 +186,9 @@ class _Candidate:
                 )
         return said
 
-    def _tensor(self, spec: Message) -> torch.Tensor:
+    def tensor(self, spec: Message) -> torch.Tensor:
         """A view of the arena; the examiner chose offset, shape and strides."""
-        base = torch.frombuffer(
-            self._arena, dtype=getattr(torch, spec["dtype"]), count=spec["count"], offset=spec["offset"]
-        )
+        base = self._half.flat(getattr(torch, spec["dtype"]), spec["count"], spec["offset"])
         return base.as_strided(spec["shape"], spec["strides"])
 
     def _explain(self, exc: BaseException, stage: str) -> Message:
@@ -282,14 +295,25 @@ def _own_streams_flushed() -> Iterator[None]:
             sys.stderr.flush()
 
 
+def _half(arena: mmap.mmap, submission_file: str) -> _Half:
+    # Triton reads the same variable when it is imported, so nothing else could be told to it later
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from workers.devices.cpu_candidate import CpuHalf
+
+        return CpuHalf(arena, submission_file)
+    from workers.devices.cuda_candidate import CudaHalf
+
+    return CudaHalf(arena, submission_file)
+
+
 def main(control_fd: int, arena_fd: int, arena_bytes: int, submission: Path = SUBMISSION) -> None:
     """Serve the examiner until it goes away."""
     channel = protocol.Channel(socket.socket(fileno=control_fd))
     arena = mmap.mmap(arena_fd, arena_bytes)
     torch.set_num_threads(1)
-    audit.prepare_interpreter()
+    half = _half(arena, str(submission))
     linecache.checkcache()
-    candidate = _Candidate(arena, submission)
+    candidate = Candidate(arena, submission, half)
     channel.send({"op": "ready"})
     while True:
         try:

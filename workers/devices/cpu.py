@@ -96,9 +96,9 @@ class Arena:
 
     ALTERNATIVES = 3
 
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
-        self._view = _as_tensor(memory)
+    def __init__(self, memory: mmap.mmap | torch.Tensor) -> None:
+        # a tensor: bytes on a GPU. What is placed is prepared on the CPU in either case, and copied there
+        self._view = memory if isinstance(memory, torch.Tensor) else _as_tensor(memory)
         self._end = 0
         self._copy: dict[int, torch.Tensor] = {}  # by start: what was written there
 
@@ -111,7 +111,7 @@ class Arena:
     def place_bytes(self, data: bytes) -> tuple[int, int]:
         """Put plain bytes at the start; returns offset and length."""
         start = self._reserve(len(data))
-        self._memory[start : start + len(data)] = data
+        self._view[start : start + len(data)] = torch.tensor(bytearray(data), dtype=torch.uint8)
         return start, len(data)
 
     def place(self, name: str, value: torch.Tensor, layout: str) -> Placed:
@@ -155,7 +155,7 @@ class Arena:
         if shape.numel() * dtype.itemsize > slot.capacity or not 0 <= said["alternative"] < self.ALTERNATIVES:
             return None
         start = slot.start + said["alternative"] * slot.capacity
-        return self._region(start, shape.numel(), dtype).clone().reshape(shape)
+        return self._region(start, shape.numel(), dtype).to("cpu", copy=True).reshape(shape)
 
     def intact(self) -> tuple[bool, bool]:
         """Whether inputs still hold what was placed, and whether the guard bands do."""

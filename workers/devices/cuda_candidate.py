@@ -1,0 +1,296 @@
+"""The candidate's half of a GPU: memory of the examiner's mapped by CUDA IPC, and windows of many calls.
+
+Like all of the candidate it is untrusted: the clock, the memory meter and every comparison are the examiner's. What it
+says about times, addresses and shapes are claims, checked there before they are used.
+
+Messages in, beside those of workers/candidate.py: arena, prepare, rehearse, window, release, measure, backward, trim.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from cuda.bindings import driver, runtime
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from workers.candidate import Candidate
+
+FENCE_BYTES = 512  # a multiple of what the allocator aligns to, so that a fenced tensor is aligned as an unfenced one
+_FENCE = 0xA5
+
+Message = dict[str, Any]
+_EMPTIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _warm_kernel(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+
+
+class CudaHalf:
+    """What the candidate does differently on a GPU. Makes its CUDA context and Triton's driver before it is ready."""
+
+    def __init__(self, _arena: mmap.mmap, submission_file: str) -> None:
+        self._submission_file = submission_file
+        self._memory = torch.zeros(0, dtype=torch.uint8)
+        self._plan: _Plan | None = None
+        self._held: Any = None
+        # Triton builds a small C library per signature; what all share is built now
+        _warm_kernel[(1,)](torch.zeros(16, device="cuda"), 16, BLOCK=16)
+        torch.cuda.synchronize()
+
+    def handlers(self, candidate: Candidate) -> Mapping[str, Callable[[Message], Message]]:
+        """Requests beyond those every candidate answers."""
+        return {
+            "arena": self._open_arena,
+            "prepare": lambda message: self._prepare(candidate, message),
+            "rehearse": self._rehearse,
+            "window": self._window,
+            "release": self._release,
+            "measure": lambda message: self._measure(candidate, message),
+            "backward": self._backward,
+            "trim": self._trim,
+        }
+
+    def flat(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+        """[count], a view of the examiner's memory from byte `offset` on."""
+        return self._memory[offset : offset + count * dtype.itemsize].view(dtype)
+
+    def watch(self, message: Message, inputs: Mapping[str, torch.Tensor]) -> _CudaWatch:  # noqa: ARG002
+        """A context around one call; leaving it waits for the GPU, so that an error in a kernel is this call's."""
+        return _CudaWatch(poison=message.get("poison", False))
+
+    def _open_arena(self, message: Message) -> Message:
+        handle = runtime.cudaIpcMemHandle_t()
+        handle.reserved = bytes.fromhex(message["handle"])
+        start = _checked(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess))
+        self._memory = torch.as_tensor(_Span(int(start), message["bytes"]), device="cuda")
+        return {"op": "opened"}
+
+    def _prepare(self, candidate: Candidate, message: Message) -> Message:
+        """Build the argument tensors of every call of a window, so that a window has nothing to do but call."""
+        self._plan = _Plan(self, candidate, message)
+        return {"op": "prepared"}
+
+    def _rehearse(self, message: Message) -> Message:
+        """A window whose answer describes the outputs and hands out the memory segments they lie in."""
+        plan = self._planned()
+        plan.run(message["k"])
+        torch.cuda.synchronize()
+        return {"op": "rehearsed", "outputs": plan.describe(), "ptrs": plan.ptrs, "segments": _segments(plan.ptrs)}
+
+    def _window(self, message: Message) -> Message:
+        plan = self._planned()
+        before = plan.ptrs
+        elapsed_ms = plan.run(message["k"])
+        # the same addresses as last time need no sending: the examiner knows them
+        return {"op": "done", "ms": elapsed_ms} if plan.ptrs == before else {
+            "op": "done", "ms": elapsed_ms, "ptrs": plan.ptrs,
+        }  # fmt: skip
+
+    def _release(self, _message: Message) -> Message:
+        """Drop the outputs of the last window, so that the next finds the allocator as that one did."""
+        if self._plan is not None:
+            self._plan.outputs.clear()
+        gc.collect()
+        torch.cuda.synchronize()
+        return {"op": "released"}
+
+    def _measure(self, candidate: Candidate, message: Message) -> Message:
+        """One call whose results stay alive and are not copied: how much memory it takes is read from outside."""
+        self._held = None
+        plan = _Plan(self, candidate, message)
+        self._held = plan
+        plan.forward(0)
+        torch.cuda.synchronize()
+        return {"op": "measured"}
+
+    def _backward(self, _message: Message) -> Message:
+        self._held.backward(0)
+        torch.cuda.synchronize()
+        return {"op": "measured"}
+
+    def _trim(self, message: Message) -> Message:
+        """Give memory that nothing uses back to the device. With `drop`, forget the held results first."""
+        if message.get("drop"):
+            self._held = None
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        return {"op": "trimmed"}
+
+    def _planned(self) -> _Plan:
+        if self._plan is None:
+            raise RuntimeError("no window was prepared")
+        return self._plan
+
+
+class _Plan:
+    """The calls of a window: argument tensors made ahead, outputs and their addresses kept."""
+
+    def __init__(self, half: CudaHalf, candidate: Candidate, message: Message) -> None:
+        self._candidate = candidate
+        if candidate.entry is None:
+            raise RuntimeError("nothing was loaded")
+        self._call = candidate.entry.call
+        self._options = message["options"]
+        self._slots = message["outputs"]
+        self._names = [slot["name"] for slot in self._slots if not slot.get("gradient")]
+        self._upstreams = _copies(half, message["upstream"]) if message.get("upstream") else []
+        wants_graph = bool(self._upstreams) or candidate.entry.is_autograd
+        copies = [_copies(half, spec) for spec in message["inputs"]]
+        if wants_graph:
+            copies = [[tensor.requires_grad_(True) for tensor in group] for group in copies]
+        n_calls = message["n_calls"]
+        self._arguments = [tuple(group[i % len(group)] for group in copies) for i in range(n_calls)]
+        self.outputs: list[Sequence[torch.Tensor]] = []
+        self.ptrs: list[int] = []
+
+    def run(self, k: int) -> float:
+        """Make k calls, keep all results, wait for the GPU. Returns the milliseconds between two events around them."""
+        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        outputs: list[Sequence[torch.Tensor]] = []
+        ptrs: list[int] = []
+        gc.disable()
+        start.record()
+        for i in range(k):
+            results = self.forward(i)
+            if self._upstreams:
+                results = (*results, *self._gradients(results[0], i))
+            outputs.append(results)
+            for tensor in results:
+                ptrs.append(tensor.data_ptr())
+        end.record()
+        torch.cuda.synchronize()
+        gc.enable()
+        self.outputs, self.ptrs = outputs, ptrs
+        return float(start.elapsed_time(end)) if k else 0.0
+
+    def forward(self, i: int) -> Sequence[torch.Tensor]:
+        returned = self._call(*self._arguments[i], *self._options)
+        if type(returned) is tuple and len(returned) == len(self._names):
+            self._last = returned
+            return returned
+        found = self._candidate.name_results(returned, self._names, self._slots)
+        self._last = tuple(found[name][0] for name in self._names)
+        return self._last
+
+    def backward(self, i: int) -> None:
+        self._last = (*self._last, *self._gradients(self._last[0], i))
+
+    def describe(self) -> list[Message]:
+        """Name, dtype, shape and strides of each output of the first call."""
+        names = [slot["name"] for slot in self._slots]
+        return [
+            {
+                "name": name,
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": list(tensor.shape)[:8],
+                "strides": list(tensor.stride())[:8],
+            }
+            for name, tensor in zip(names, self.outputs[0], strict=True)
+        ]
+
+    def _gradients(self, output: torch.Tensor, i: int) -> Sequence[torch.Tensor]:
+        upstream = self._upstreams[i % len(self._upstreams)]
+        return torch.autograd.grad(output, self._arguments[i], upstream)
+
+
+class _CudaWatch:
+    """NaN in whatever torch.empty gives, with a fence on either side, for one call."""
+
+    def __init__(self, *, poison: bool) -> None:
+        self._mode = _FencedEmpties() if poison else None
+        self._broken = False
+
+    def __enter__(self) -> _CudaWatch:
+        if self._mode is not None:
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(*exc)  # type: ignore[no-untyped-call]
+        if exc[0] is None:
+            torch.cuda.synchronize()
+            self._broken = self._mode is not None and self._mode.broken()
+
+    def facts(self, outputs: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:  # noqa: ARG002
+        """What was seen: a write just outside a tensor that the call allocated."""
+        found = {"kind": "out-of-bounds-store", "message": "a kernel wrote just outside a tensor that the call made"}
+        return {"findings": [found] if self._broken else []}
+
+
+class _FencedEmpties(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives `torch.empty` and its kin memory that is NaN and lies between two bands of a known pattern."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._fenced: list[tuple[torch.Tensor, int]] = []  # whole buffer, bytes inside
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # skipping it costs the import of torch's compiler, a second, at the first operation
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.__name__.partition(".")[0] not in _EMPTIES or not made.is_cuda or not made.numel():
+            return made
+        size = made.untyped_storage().nbytes()
+        whole = torch.full((size + 2 * FENCE_BYTES,), _FENCE, dtype=torch.uint8, device=made.device)
+        inner = whole[FENCE_BYTES : FENCE_BYTES + size]
+        inner.fill_(0xFF)  # NaN in every float format of ours
+        self._fenced.append((whole, size))
+        return inner.view(made.dtype).as_strided(made.shape, made.stride(), FENCE_BYTES // made.element_size())
+
+    def broken(self) -> bool:
+        """Whether a fence was written over."""
+        bands = [band for whole, size in self._fenced for band in (whole[:FENCE_BYTES], whole[FENCE_BYTES + size :])]
+        return bool(bands) and bool((torch.stack(bands) != _FENCE).any())
+
+
+class _Span:
+    """Device memory by address, as torch takes it in."""
+
+    def __init__(self, start: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,), "typestr": "|u1", "data": (start, False), "version": 3, "strides": None,
+        }  # fmt: skip
+
+
+def _copies(half: CudaHalf, spec: Message) -> list[torch.Tensor]:
+    """The copies of one input: `spec` describes the first, the others follow at a fixed distance."""
+    dtype = getattr(torch, spec["dtype"])
+    return [
+        half.flat(dtype, spec["count"], spec["offset"] + i * spec["distance"])
+        .as_strided(spec["shape"], spec["strides"])
+        .detach()
+        for i in range(spec["copies"])
+    ]
+
+
+def _segments(ptrs: Sequence[int]) -> list[list[Any]]:
+    """[start, size, handle] of every allocation that one of the addresses lies in."""
+    found: dict[int, list[Any]] = {}
+    for ptr in ptrs:
+        start, size = _checked(driver.cuMemGetAddressRange(ptr))
+        if int(start) not in found:
+            handle = _checked(runtime.cudaIpcGetMemHandle(int(start)))
+            found[int(start)] = [int(start), int(size), bytes(handle.reserved).hex()]
+    return list(found.values())
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    if int(result[0]) != 0:
+        raise RuntimeError(f"CUDA error: {result[0].name}")
+    return result[1] if len(result) == 2 else result[1:]
