@@ -41,7 +41,7 @@ from grader.measurement import (
     ProbeRun,
     Stage,
 )
-from reference.operation import Mistake, Operation
+from reference.operation import Inputs, Mistake, Operation, Options
 from workers import claims, numerics
 from workers.devices.cpu import Arena, ArenaFullError, Placed, Slot
 from workers.interview import CandidateFailedError, Interview
@@ -64,11 +64,13 @@ class Sandboxes(Protocol):
 
 
 @dataclass(slots=True)
-class _Numerics:
+class Numerics:
+    """What the probes found."""
+
     load_failure: Failure | None = None
     entry: str | None = None
     probes: list[ProbeRun] = field(default_factory=list)
-    answers: dict[str, _Answer] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
     evidence: list[Evidence] = field(default_factory=list)
     stdout: bytes = b""
     stderr: bytes = b""
@@ -76,7 +78,9 @@ class _Numerics:
 
 
 @dataclass(slots=True)
-class _Audited:
+class Audited:
+    """What the instrumented interpreter found."""
+
     audit: Audit | None = None
     failure: Failure | None = None
     memory: list[MemoryPoint] = field(default_factory=list)
@@ -84,7 +88,7 @@ class _Audited:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
     """What the student's file answered to one probe, and what it was asked."""
 
     case: Case
@@ -115,13 +119,54 @@ def examine(
         AssignmentError: the assignment does not fit its reference or the arena.
 
     """
-    exam = _Exam(assignment, source, sandboxes, progress, secrets.randbits(62) if seed is None else seed)
-    return exam.run(dict(versions or {}) | _versions())
+    exam = Examiner(assignment, source, sandboxes, progress, secrets.randbits(62) if seed is None else seed)
+    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="examination") as threads:
+        audited_later = threads.submit(exam.audit)
+        numeric = exam.numerics()
+        audited = audited_later.result()
+    device = Device(kind="interpreter", name=f"Triton interpreter on {_processor()}")
+    return exam.examination(numeric, audited, device, dict(versions or {}) | installed_versions())
 
 
-class _Exam:
+class Bench(Protocol):
+    """The device that answers the probes."""
+
+    kind: str  # "interpreter" or "cuda", as in assignment.DEVICES
+
+    def arena(self, interview: Interview) -> Arena:
+        """Memory that a fresh candidate shares with us."""
+
+    def naive(self, operation: Operation, inputs: Inputs, options: Options) -> dict[str, torch.Tensor]:
+        """The naive baseline's outputs, on the CPU, computed as this device computes."""
+
+    def is_lost(self, failure: Failure) -> bool:
+        """Whether a candidate that failed so cannot answer anything more."""
+
+
+class _Interpreter:
+    kind = "interpreter"
+
+    def arena(self, interview: Interview) -> Arena:
+        return Arena(interview.sandbox.arena)
+
+    def naive(self, operation: Operation, inputs: Inputs, options: Options) -> dict[str, torch.Tensor]:
+        return operation.naive(inputs, options)
+
+    def is_lost(self, failure: Failure) -> bool:  # noqa: ARG002
+        return False
+
+
+class Examiner:
+    """The parts of one examination. Probes are answered on `bench`; the audit is always the interpreter's."""
+
     def __init__(
-        self, assignment: Assignment, source: bytes, sandboxes: Sandboxes, progress: Progress, seed: int
+        self,
+        assignment: Assignment,
+        source: bytes,
+        sandboxes: Sandboxes,
+        progress: Progress,
+        seed: int,
+        bench: Bench | None = None,
     ) -> None:
         self.assignment, self.source, self.sandboxes, self.progress, self.seed = (
             assignment,
@@ -130,6 +175,7 @@ class _Exam:
             progress,
             seed,
         )
+        self.bench: Bench = bench or _Interpreter()
         try:
             self.operation: Operation = reference.load(assignment.operation)
         except reference.ReferenceMissing as exc:
@@ -138,18 +184,15 @@ class _Exam:
         self.deadline = time.monotonic() + assignment.limits.total_s
         self.stages: list[Stage] = []
 
-    def run(self, versions: dict[str, str]) -> Examination:
-        with ThreadPoolExecutor(max_workers=2, thread_name_prefix="examination") as threads:
-            audited_later = threads.submit(self._audit)
-            numeric = self._numerics()
-            audited = audited_later.result()
-        with self._stage("diagnosis"):
+    def examination(self, numeric: Numerics, audited: Audited, device: Device, versions: dict[str, str]) -> Examination:
+        """Put together what was found, and hold known mistakes against wrong answers."""
+        with self.stage("diagnosis"):
             mistakes = self._mistakes(list(numeric.answers.values()))
         return Examination(
             assignment=self.assignment.slug,
             assignment_digest=self.assignment.digest,
             source_sha256=hashlib.sha256(self.source).hexdigest(),
-            device=Device(kind="interpreter", name=f"Triton interpreter on {_processor()}"),
+            device=device,
             isolation=self.sandboxes.isolation,
             versions=versions,
             seed=self.seed,
@@ -169,17 +212,18 @@ class _Exam:
 
     # -- numerics ------------------------------------------------------------------------------------------------
 
-    def _numerics(self) -> _Numerics:
-        found = _Numerics()
-        cases = list(self.assignment.cases_on("interpreter"))
+    def numerics(self) -> Numerics:
+        """Put every probe to a candidate, and to another one when it dies."""
+        found = Numerics()
+        cases = list(self.assignment.cases_on(self.bench.kind))
         restarts = 0
         while cases and restarts <= MAX_RESTARTS:
-            with self._stage("preflight"):
-                interview, arena = self._new_interview()
+            with self.stage("preflight"):
+                interview, arena = self.begin()
             try:
-                with self._stage("preflight"):
-                    found.entry = self._load(interview, arena)
-                with self._stage("numerics"):
+                with self.stage("preflight"):
+                    found.entry = self.load(interview)
+                with self.stage("numerics"):
                     cases = self._probe_all(interview, arena, cases, found)
             except CandidateFailedError as exc:
                 found.load_failure = exc.failure
@@ -189,9 +233,9 @@ class _Exam:
             restarts += 1
         return found
 
-    def _probe_all(self, interview: Interview, arena: Arena, cases: list[Case], found: _Numerics) -> list[Case]:
+    def _probe_all(self, interview: Interview, arena: Arena, cases: list[Case], found: Numerics) -> list[Case]:
         """Run cases in order. Returns those left when the candidate died, none when all ran or a limit was hit."""
-        total = len(self.assignment.cases_on("interpreter"))
+        total = len(self.assignment.cases_on(self.bench.kind))
         for number, case in enumerate(cases):
             self.progress("numerics", 1 - (len(cases) - number) / total)
             started = time.monotonic()
@@ -209,7 +253,7 @@ class _Exam:
                 found.probes.append(failed)
                 if exc.failure.kind in LIMITS:
                     return []
-                if exc.dead:
+                if exc.dead or self.bench.is_lost(exc.failure):
                     return cases[number + 1 :]
                 continue
             found.probes.append(dataclasses.replace(run, seconds=time.monotonic() - started))
@@ -217,7 +261,7 @@ class _Exam:
                 found.answers[case.name] = answer
         return []
 
-    def _probe(self, interview: Interview, arena: Arena, case: Case) -> tuple[ProbeMeasured, _Answer | None]:
+    def _probe(self, interview: Interview, arena: Arena, case: Case) -> tuple[ProbeMeasured, Answer | None]:
         arena.clear()
         inputs = self._inputs(case, 0)
         placed = self._place(arena, case, inputs)
@@ -226,7 +270,7 @@ class _Exam:
         slots = arena.place_slots({name: shape for name, (shape, _) in specs.items()}, self.gradients)
         request = self._request(placed, options, slots) | {"keep": "first" if case.check == "fresh-inputs" else None}
         interview.ask(request, stage=case.name)
-        expected = _Expected(self.operation, inputs, case)  # computed while the candidate works
+        expected = _Expected(self.operation, self.bench, inputs, case)  # computed while the candidate works
         answer = interview.answer(self._call_s())
         student, said = self._read(interview, arena, slots, answer, expected.oracle)
         inputs_ok, guards_ok = arena.intact()
@@ -241,7 +285,7 @@ class _Exam:
             first = student
             inputs = self._inputs(case, 1)
             placed = [arena.rewrite(old, inputs[old.name]) for old in placed]
-            expected = _Expected(self.operation, inputs, case)
+            expected = _Expected(self.operation, self.bench, inputs, case)
             arena.poison(slots)
             interview.ask(request | {"keep": None}, stage=case.name)
             answer = interview.answer(self._call_s())
@@ -265,7 +309,7 @@ class _Exam:
         )
         passed = all(run.rel_error is not None and run.rel_error <= run.limit for run in runs)
         views = {item.name: item.value for item in placed}
-        return measured, _Answer(case, views, student, expected.oracle, passed)
+        return measured, Answer(case, views, student, expected.oracle, passed)
 
     def _call_again(
         self,
@@ -312,15 +356,16 @@ class _Exam:
 
     # -- audit and memory ----------------------------------------------------------------------------------------
 
-    def _audit(self) -> _Audited:
-        found = _Audited()
-        interview, arena = self._new_interview()
+    def audit(self) -> Audited:
+        """Watch one call in the instrumented interpreter, and its memory at growing sizes."""
+        found = Audited()
+        interview, arena = self.begin()
         try:
-            self._load(interview, arena)
-            with self._stage("audit"):
+            self.load(interview)
+            with self.stage("audit"):
                 found.audit = self._audit_call(interview, arena)
             if self.assignment.memory is not None:
-                with self._stage("memory"):
+                with self.stage("memory"):
                     self._sweep(interview, arena, found)
         except CandidateFailedError as exc:
             found.failure = exc.failure
@@ -372,7 +417,7 @@ class _Exam:
         at_two = claims.count(facts["forward"], "unique_bytes")
         return (at_two - 2 * at_one) / (2 * size * size)
 
-    def _sweep(self, interview: Interview, arena: Arena, found: _Audited) -> None:
+    def _sweep(self, interview: Interview, arena: Arena, found: Audited) -> None:
         sweep = self.assignment.memory
         assert sweep is not None
         for number, size in enumerate(sweep.sizes):
@@ -415,7 +460,7 @@ class _Exam:
 
     # -- known mistakes ------------------------------------------------------------------------------------------
 
-    def _mistakes(self, answers: list[_Answer]) -> tuple[MistakeMatch, ...]:
+    def _mistakes(self, answers: list[Answer]) -> tuple[MistakeMatch, ...]:
         """Known mistakes nearest to the student's outputs, when some were wrong."""
         failing = [answer for answer in answers if not answer.passed][:MAX_MISTAKE_PROBES]
         if not failing:
@@ -438,19 +483,21 @@ class _Exam:
             for _, mistake, tile in tried[:MAX_MISTAKES_KEPT]
         )
 
-    def _hold(self, mistake: Mistake, tile: int | None, answer: _Answer) -> MistakeOnProbe:
+    def _hold(self, mistake: Mistake, tile: int | None, answer: Answer) -> MistakeOnProbe:
         outputs = mistake.outputs(answer.inputs, answer.case.options or {}, tile or 0)
         return numerics.mistake_on_probe(answer.case.name, answer.student, outputs, answer.oracle)
 
     # -- shared --------------------------------------------------------------------------------------------------
 
-    def _new_interview(self) -> tuple[Interview, Arena]:
-        sandbox = self.sandboxes.take(timeout_s=60.0)
-        return Interview(sandbox), Arena(sandbox.arena)
+    def begin(self) -> tuple[Interview, Arena]:
+        """A fresh candidate, and the memory it shares with us."""
+        interview = Interview(self.sandboxes.take(timeout_s=60.0))
+        return interview, self.bench.arena(interview)
 
-    def _load(self, interview: Interview, arena: Arena) -> str:
+    def load(self, interview: Interview) -> str:
+        """Have the file imported; returns the name of the entry point. Raises CandidateFailedError."""
         self.progress("preflight", 0.0)
-        arena.clear()
+        arena = Arena(interview.sandbox.arena)  # also on a GPU: the source goes through the host's memory
         offset, length = arena.place_bytes(self.source)
         interview.ask(
             {
@@ -466,7 +513,7 @@ class _Exam:
         )
         return claims.text(interview.answer(self.assignment.limits.load_s), "entry", 200)
 
-    def _close(self, interview: Interview, found: _Numerics) -> None:
+    def _close(self, interview: Interview, found: Numerics) -> None:
         ending = interview.end()
         found.evidence += interview.evidence
         found.stdout += ending.stdout
@@ -535,7 +582,7 @@ class _Exam:
         return max(0.5, min(self.assignment.limits.call_s, self.deadline - time.monotonic()))
 
     @contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[None]:
         started = time.monotonic()
         try:
             yield
@@ -546,10 +593,10 @@ class _Exam:
 class _Expected:
     """Oracle, naive baseline and largest score of one probe's inputs."""
 
-    def __init__(self, operation: Operation, inputs: Mapping[str, torch.Tensor], case: Case) -> None:
+    def __init__(self, operation: Operation, bench: Bench, inputs: Inputs, case: Case) -> None:
         options = case.options or {}
         self.oracle = operation.oracle(inputs, options)
-        self.naive = operation.naive(inputs, options)
+        self.naive = bench.naive(operation, inputs, options)
         self.largest_score = operation.largest_score(inputs, options)
 
 
@@ -579,7 +626,8 @@ def _same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> 
     )
 
 
-def _versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
+    """Versions of what an examination rests on."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"python": platform.python_version()}
