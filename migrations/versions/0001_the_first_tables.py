@@ -167,6 +167,8 @@ def upgrade() -> None:
         sa.Column("withheld", sa.Double(), nullable=False),
         sa.Column("fault", sa.String(length=64), nullable=True),
         sa.Column("speedup", sa.Double(), nullable=True),
+        sa.Column("speedup_low", sa.Double(), nullable=True),
+        sa.Column("speedup_high", sa.Double(), nullable=True),
         sa.Column("provisional", sa.Boolean(), nullable=False),
         sa.Column("released", sa.Boolean(), nullable=False),
         sa.Column("released_verdict", sa.String(length=16), nullable=False),

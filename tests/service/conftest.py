@@ -94,6 +94,8 @@ def settings(tmp_path: Path, assignments_dir: Path) -> Settings:
             "TILEGRADE_DATA": str(tmp_path / "data"),
             "TILEGRADE_ASSIGNMENTS": str(assignments_dir),
             "TILEGRADE_BROKER_URL": "redis+socket:///nowhere.sock",
+            "TILEGRADE_LOGIN_FAILURES": "2",
+            "TILEGRADE_LOGIN_FAILURES_PER_ADDRESS": "10",
             # high enough that only the tests about them meet them
             "TILEGRADE_HAND_INS_PER_MINUTE": "1000",
             "TILEGRADE_HAND_INS_PER_HOUR": "1000",
@@ -219,5 +221,4 @@ def _probe(name: str, *, right: bool) -> ProbeMeasured:
 @pytest.fixture
 def staff(database: Database) -> User:
     with database.write() as session:
-        user = accounts.create_user(session, name="root", password="a long password", now=NOW, is_staff=True)
-    return user
+        return accounts.create_user(session, name="root", password="a long password", now=NOW, is_staff=True)

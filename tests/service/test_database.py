@@ -29,6 +29,8 @@ def test_a_difference_between_models_and_tables_is_seen(database):
     with database.engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE worker ADD COLUMN surplus INTEGER"))
     assert "surplus" in db.difference_from_models(database)
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE worker DROP COLUMN surplus"))
 
 
 def test_a_database_without_tables_is_not_current(tmp_path):
