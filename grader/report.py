@@ -465,6 +465,7 @@ def _structure(examination: Examination, grade: Grade, for_staff: bool) -> Secti
     blocks = [_check_table(axis)]
     if audit.launches:
         blocks.append(_launch_table(audit))
+    if any(launch.args for launch in audit.launches):
         blocks.append(_argument_table(audit))
     blocks += [_bytes_bars(audit), _launch_bars(audit)]
     blocks += _torch_tables(audit)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -14,6 +14,7 @@ from rich.text import Text
 from grader.report import BarChart, Block, HeatMap, Hostile, LineChart, Report, Section, Table, TextBlock
 from grader.wording import bytes_text, error_text
 
+WIDE = 90
 PLOT_ROWS, PLOT_COLUMNS = 12, 48
 BAR_COLUMNS = 32
 _MARKS = "●○×+"
@@ -58,7 +59,7 @@ def _print_section(section: Section, console: Console) -> None:
 
 def _print_block(block: Block, console: Console) -> None:
     if isinstance(block, Table):
-        console.print(_table(block))
+        console.print(_table(block, console.width))
         return
     console.print(Text(block.title, style="italic"))
     if isinstance(block, TextBlock):
@@ -71,10 +72,12 @@ def _print_block(block: Block, console: Console) -> None:
         _print_lines(heat_plot(block), console)
 
 
-def _table(table: Table) -> RichTable:
+def _table(table: Table, console_width: int) -> RichTable:
     shown = RichTable(title=Text(table.title), title_justify="left", box=box.SIMPLE, show_edge=False)
     for i, column in enumerate(table.columns):
-        shown.add_column(Text(column), justify="right" if i in table.numeric else "left", overflow="fold")
+        justify: JustifyMethod = "right" if i in table.numeric else "left"
+        # names of probes and kernels stay whole where there is room; the words beside them can wrap
+        shown.add_column(Text(column), justify=justify, overflow="fold", no_wrap=i == 0 and console_width >= WIDE)
     for i, row in enumerate(table.rows):
         mark = table.marks[i] if i < len(table.marks) else ""
         cells = [Text(cell.plain if isinstance(cell, Hostile) else cell) for cell in row]

@@ -127,7 +127,7 @@ class MemoryGrade:
     naive_exponent: float | None = None
     reference_exponent: float | None = None
     failed_at: int | None = None  # the size that did not fit
-    tile_grows: bool = False  # the largest on-chip tile grows with the swept size
+    tile_grows: bool | None = None  # whether the largest on-chip tile grows with the swept size; None: not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,71 @@
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grader.wording import Hostile, bytes_text, count, listed, one_line, plain
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("\x1b[2J\x1b[31mred", "\\x1b[2J\\x1b[31mred", id="ansi"),
+        pytest.param("a\0b\x07", "a\\x00b\\x07".replace("\\x00", "\\0"), id="c0"),
+        pytest.param("\x9b31m", "\\x9b31m", id="c1"),
+        pytest.param("\u202eevil\u2066", "\\u202eevil\\u2066", id="direction"),
+        pytest.param("over\rwrite", "over\\rwrite", id="carriage-return"),
+        pytest.param("zero\u200bwidth\ufeff", "zero\\u200bwidth\\ufeff", id="zero-width"),
+        pytest.param("\ud800", "\\ud800", id="surrogate"),
+        pytest.param("tag\U000e0041", "tag\\U000e0041", id="tag"),
+        pytest.param("line\n\ttab", "line\n\ttab", id="line-feed-and-tab-stay"),
+        pytest.param("<b>T² é 漢</b>", "<b>T² é 漢</b>", id="letters-and-markup-stay"),
+    ],
+)
+def test_controls_become_visible(text, shown):
+    assert plain(text) == shown
+
+
+def test_a_pile_of_marks_is_cut_down():
+    assert plain("e" + "\u0301" * 50).count("\u0301") == 3
+
+
+def test_long_text_is_cut_and_says_so():
+    assert plain("x" * 5000, 100) == "x" * 100 + "… (4,900 characters more were cut)"
+    assert len(Hostile("y" * 10**6).plain) < 5000
+
+
+@given(st.text(st.characters(), max_size=300))
+def test_any_text_can_be_printed(text):
+    shown = plain(text)
+    shown.encode()
+    assert all(char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for char in shown)
+    assert plain(shown) == shown
+
+
+def test_one_line_has_no_line_breaks_and_an_end():
+    assert one_line(" a\n\n b\tc ") == "a b c"
+    assert one_line("z" * 900, 50) == "z" * 49 + "…"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (132096, "129 KiB"),
+        (3 << 30, "3.00 GiB"),
+        (24576 << 20, "24.0 GiB"),
+    ],
+)
+def test_sizes_have_three_digits_and_a_unit(size, text):
+    assert bytes_text(size) == text
+
+
+def test_numbers_agree_with_their_nouns():
+    assert count(1, "launch", "launches") == "1 launch"
+    assert count(1200, "row") == "1,200 rows"
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b", "c"]) == "a, b and c"
+    assert listed(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
