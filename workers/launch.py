@@ -92,7 +92,7 @@ def main() -> None:
     child = os.fork()
     if child:
         os.closerange(0, os.sysconf("SC_OPEN_MAX"))  # or the socket and the pipes would never be seen to close
-        os._exit(_reap(child))
+        os._exit(_reap(child, isolated=plan["bwrap"] is not None))
     try:
         _become_sandbox(plan, me)
     except OSError as exc:
@@ -100,7 +100,7 @@ def main() -> None:
     os._exit(1)
 
 
-def _reap(child: int) -> int:
+def _reap(child: int, *, isolated: bool) -> int:
     """Wait for the child and whatever it leaves; answers the child's exit code."""
     code = 1
     while True:
@@ -112,7 +112,7 @@ def _reap(child: int) -> int:
             exit_code = os.waitstatus_to_exitcode(status)
             code = exit_code if exit_code >= 0 else 128 - exit_code
             child = 0
-        if not child:  # an isolated tree dies with its first process; one that is not may have left daemons
+        if not child and not isolated:  # an isolated tree dies with its first process; this one may have left daemons
             for orphan in _children():
                 with contextlib.suppress(OSError):
                     os.kill(orphan, signal.SIGKILL)

@@ -105,6 +105,8 @@ class Channel:
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise TimedOutError
+        if self._sock.fileno() < 0:
+            raise PeerGoneError("closed on our side")
         # poll, not select: a worker may hold descriptors beyond 1023
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)

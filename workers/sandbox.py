@@ -120,9 +120,6 @@ class Sandbox:
         self._reader = threading.Thread(target=self._read_outputs, name=f"sandbox-{self.pid}", daemon=True)
         self._reader.start()
 
-    def __del__(self) -> None:
-        self._sock.close()
-
     def freeze(self) -> None:
         """Stop every thread of the tree; returns once none runs.
 
@@ -175,7 +172,7 @@ class Sandbox:
         message = self.channel.receive(timeout_s)
         if message["op"] != "ready":
             raise ProtocolError(f"first frame was {message['op']!r}")
-        if not self._is_alive():
+        if self._has_hung_up() or not self._is_alive():
             raise PeerGoneError("ended after it was ready")
 
     def warm_time_left_s(self) -> float:
@@ -188,7 +185,7 @@ class Sandbox:
     def _end(self) -> Ending:
         self._await_own_end()
         by_us = self._is_alive()
-        tree = self._cgroup.pids() | self._below()
+        tree = self._tree()
         deadline = time.monotonic() + _END_LIMIT_S
         while self._is_alive() and time.monotonic() < deadline:
             self._signal_kill()
@@ -202,7 +199,8 @@ class Sandbox:
         peak = self._cgroup.memory_peak_bytes()
         self._cgroup.remove(max(0.1, deadline - time.monotonic()))
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # not closed: another thread may be waiting on it
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes an examiner that waits on it in another thread
+        self._sock.close()
         exit_code, number = (None, None) if by_us else _read_status(self._process.returncode)
         return Ending(
             cause=self._cause(by_us, oom_kills, number),
@@ -228,21 +226,28 @@ class Sandbox:
 
     def _await_own_end(self) -> None:
         """A candidate that closed its socket is ending; its status, a moment later, says more than our SIGKILL."""
-        poller = select.poll()
-        poller.register(self._sock, select.POLLRDHUP)
-        if self._is_alive() and poller.poll(0):
+        if self._is_alive() and self._has_hung_up():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.2)
+
+    def _has_hung_up(self) -> bool:
+        poller = select.poll()
+        poller.register(self._sock, select.POLLRDHUP)
+        return bool(poller.poll(0))
 
     def _below(self) -> set[int]:
         """The tree, without the process of ours at its root that reaps it."""
         return processes.tree(self.pid) - {self.pid} if self._is_alive() else set()
 
+    def _tree(self) -> set[int]:
+        return self._cgroup.pids() if self._cgroup.folders else self._below()
+
     def _signal_kill(self) -> None:
         if self._cgroup.folders:
             self._cgroup.signal_kill()
+            return
         below = self._below()
-        # all stopped before the first dies: without a cgroup, those not reached yet would start more
+        # all stopped before the first dies: those not reached yet would start more
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in below:
                 processes.send(pid, number)
@@ -309,6 +314,7 @@ class SandboxPool:
         self._size = size
         self._recipe = Recipe(isolated=isolation == "auto", limits=limits, env=argv_env, gpu=gpu, program=program)
         self._slots = _Slots(slots) if self._recipe.isolated and may_use_slots() else None
+        self._slot: int | None = None  # taken for the candidate that is started next
         self._owner = Owner.myself()
         self.tag = f"{id(self):x}"  # in the names of its cgroups
         self._numbers = itertools.count()
@@ -392,32 +398,36 @@ class SandboxPool:
 
     def _keep_warm(self) -> None:
         while True:
-            slot: int | None = None
             with self._changed:
-                while not self._closed:
-                    if len(self._started) < self._size:
-                        if self._slots is None:
-                            break
-                        slot = self._slots.acquire()
-                        if slot is not None:
-                            break
+                while not self._closed and (len(self._started) >= self._size or not self._take_slot()):
                     self._changed.wait()
                 if self._closed:
                     while self._sandboxes:  # they die with this thread, and would leave zombies
                         self._changed.wait()
                     return
+                slot, self._slot = self._slot, None
             started: Sandbox | Exception
             try:
                 started = self._start(slot)
             except OSError as exc:
-                if self._slots is not None and slot is not None:
-                    self._slots.release(slot)
+                self._release_slot(slot)
                 started = exc
             with self._changed:
                 self._started.append(started)
                 if isinstance(started, Sandbox):
                     self._sandboxes.add(started)
                 self._changed.notify_all()
+
+    def _take_slot(self) -> bool:
+        """Keep a free slot in `_slot`, where slots are used; False when there is none."""
+        if self._slots is not None:
+            self._slot = self._slots.acquire()
+            return self._slot is not None
+        return True
+
+    def _release_slot(self, slot: int | None) -> None:
+        if self._slots is not None and slot is not None:
+            self._slots.release(slot)
 
     def _start(self, slot: int | None) -> Sandbox:
         name = name_for(self._owner, f"{self.tag}.{next(self._numbers)}")
@@ -428,7 +438,7 @@ class SandboxPool:
             if isolated
             else Cgroup()
         )
-        folder = None if isolated else Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        folder = None if isolated else Path(tempfile.mkdtemp(prefix=f"{name}."))
         with contextlib.ExitStack() as cleanup, contextlib.ExitStack() as on_failure:
             on_failure.callback(cgroup.remove, 1.0)
             if folder is not None:
@@ -467,8 +477,7 @@ class SandboxPool:
             shutil.rmtree(folder, ignore_errors=True)
         with self._changed:
             self._sandboxes.discard(sandbox)
-            if slot is not None and self._slots is not None:
-                self._slots.release(slot)
+            self._release_slot(slot)
             self._changed.notify_all()
 
 

@@ -1,0 +1,210 @@
+"""Each program tries one thing that a student's file must not be able to do."""
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import HERE, LIGHT_CANDIDATE, LIMITS, cgroups_of, needs_root, processes_of, start, watch
+
+from workers.isolation import FIRST_SLOT_UID
+from workers.sandbox import Sandbox, SandboxPool
+
+PROJECT = HERE.parent.parent
+SECRET = "the-expected-output"
+ANSWER_PINGS = "while True:\n    channel.send({'op': 'pong', 'n': channel.receive()['n']})\n"
+
+# name, how it must end, exit code, and a line that shows which wall it ran into
+CONTAINED = [
+    pytest.param("arena_tampering", "exited", 0, "blocked shrink", id="arena-cannot-be-resized"),
+    pytest.param("daemon", "exited", 0, "parent done", id="daemon-dies-with-its-parent"),
+    pytest.param("descriptor_flood", "exited", 0, "sent descriptors", id="sent-descriptors-are-dropped"),
+    pytest.param("disk_fill", "exited", 0, "inodes stopped at", id="scratch-is-bounded-in-bytes-and-files"),
+    pytest.param("endless_frame", "killed", None, "", id="frame-of-4-GiB"),
+    pytest.param("exit_zero", "exited", 0, "", id="silent-exit"),
+    pytest.param("forge_result", "exited", 0, "forged on fd", id="forged-result"),
+    pytest.param("fork_bomb", "killed", None, "", id="fork-bomb"),
+    pytest.param("giant_frame", "killed", None, "", id="deeply-nested-frame"),
+    pytest.param("hidden_memory_bomb", "exited", 0, "blocked memfd", id="no-memory-outside-the-count"),
+    pytest.param("huge_traceback", "memory-limit", None, "", id="traceback-of-256-MiB"),
+    pytest.param("ignore_signals", "killed", None, "", id="ignored-signals"),
+    pytest.param("infinite_loop", "killed", None, "", id="endless-loop"),
+    pytest.param("int80", "exited", 0, "child 31", id="32-bit-system-calls"),
+    pytest.param("kill_others", "exited", 0, "kill -1", id="killing-others"),
+    pytest.param("memory_bomb", "memory-limit", None, "", id="memory-bomb"),
+    pytest.param("network", "exited", 0, "blocked tcp Operation not permitted", id="no-network"),
+    pytest.param("persist", "exited", 0, "wrote /dev/shm/left", id="files-for-the-next-one"),
+    pytest.param("proc_snoop", "exited", 0, "blocked write /proc/self/uid_map", id="snooping-in-proc"),
+    pytest.param("ptrace", "exited", 0, "blocked ptrace", id="ptrace"),
+    pytest.param("raise_rlimits", "exited", 0, "blocked RLIMIT_NPROC", id="raising-its-limits"),
+    pytest.param("raw_syscalls", "exited", 0, "blocked io_uring_setup", id="forbidden-system-calls"),
+    pytest.param("secrets", "exited", 0, "blocked /etc/shadow", id="looking-for-secrets"),
+    pytest.param("shared_memory_bomb", "memory-limit", None, "", id="shared-memory-of-many-processes"),
+    pytest.param("sleep_forever", "killed", None, "", id="sleeping-forever"),
+    pytest.param("stdout_flood", "output-limit", None, "AAAA", id="flood-of-output"),
+    pytest.param("symlink", "exited", 0, "blocked out.json", id="links-out-of-the-sandbox"),
+    pytest.param("tamper_runtime", "exited", 0, "blocked append", id="changing-the-runtime"),
+    pytest.param("thread_bomb", "exited", 0, "stopped at", id="thread-bomb"),
+]  # fmt: skip
+NEEDS_A_CGROUP = {"memory_bomb", "shared_memory_bomb", "huge_traceback", "disk_fill"}
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[dict[str, Any]]:
+    """Real secrets and real listeners, so that a breach would succeed."""
+    with tempfile.TemporaryDirectory() as name, socket.socket() as tcp, socket.socket(socket.AF_UNIX) as by_path, \
+            socket.socket(socket.AF_UNIX) as abstract:  # fmt: skip
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "secret.txt").write_text(SECRET)
+        descriptor = os.open(folder / "secret.txt", os.O_RDONLY)
+        os.set_inheritable(descriptor, True)
+        os.environ["TILEGRADE_TEST_SECRET"] = SECRET
+        tcp.bind(("127.0.0.1", 0))
+        by_path.bind(str(folder / "socket"))
+        (folder / "socket").chmod(0o777)
+        abstract.bind(f"\0tilegrade-test-{os.getpid()}")
+        for listener in (tcp, by_path, abstract):
+            listener.listen()
+        yield {
+            "secret": SECRET,
+            "folder": name,
+            "paths": [name, f"{name}/secret.txt", str(PROJECT / "workers" / "sandbox.py")],
+            "project": [str(PROJECT)],
+            "files": [str(folder / "secret.txt")],
+            "port": tcp.getsockname()[1],
+            "unix_path": str(folder / "socket"),
+            "unix_abstract": f"tilegrade-test-{os.getpid()}",
+        }
+        del os.environ["TILEGRADE_TEST_SECRET"]
+        os.close(descriptor)
+
+
+@pytest.fixture(scope="module")
+def pool(told: dict[str, Any]) -> Iterator[SandboxPool]:
+    pool = SandboxPool(argv_env={}, arena_bytes=1 << 20, limits=LIMITS, size=2, program=LIGHT_CANDIDATE)
+    yield pool
+    pool.close()
+    assert cgroups_of(pool) == []
+    assert processes_of(pool) == []
+
+
+@pytest.fixture(scope="module")
+def neighbour(pool: SandboxPool) -> Sandbox:
+    """Another student's candidate at the same time; it answers pings."""
+    sandbox = pool.take(20)
+    start(sandbox, ANSWER_PINGS)
+    return sandbox
+
+
+def source_of(name: str) -> str:
+    return (HERE / "programs" / f"{name}.py").read_text()
+
+
+@pytest.mark.parametrize(("name", "cause", "exit_code", "line"), CONTAINED)
+def test_hostile_program_is_contained(name, cause, exit_code, line, pool, neighbour, told):
+    if os.geteuid() != 0 and name in NEEDS_A_CGROUP:
+        pytest.skip("needs root: memory of a whole tree is counted by a cgroup")
+    if name in ("raw_syscalls", "int80") and os.uname().machine != "x86_64":
+        pytest.skip("written with the numbers of x86-64")
+    sandbox = pool.take(20)
+    start(sandbox, source_of(name), told)
+    seen = watch(sandbox, 0.4 if cause == "killed" else 10)
+    assert "BAD" not in seen.text, seen.text
+    assert (seen.ending.cause, seen.ending.exit_code) == (cause, exit_code), seen.text
+    assert line in seen.text
+    assert seen.ending.processes_left == 0
+    assert len(seen.ending.stdout) <= LIMITS.output_bytes
+    neighbour.channel.send({"op": "ping", "n": len(name)})
+    assert neighbour.channel.receive(2) == {"op": "pong", "n": len(name)}
+
+
+def test_every_hostile_program_is_tried():
+    names = {parameters.values[0] for parameters in CONTAINED}
+    assert names == {path.stem for path in (HERE / "programs").glob("*.py")}
+
+
+def test_forged_frame_is_a_claim_and_the_end_is_a_fact(pool):
+    sandbox = pool.take(20)
+    start(sandbox, source_of("forge_result"))
+    seen = watch(sandbox, 5)
+    assert seen.frames == [{"op": "done", "verdict": "pass", "score": 100, "claimed_ns": 1}]
+    assert seen.ending.cause == "exited"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        pytest.param("giant_frame", "nested deeper than 12", id="nested"),
+        pytest.param("endless_frame", "frame of 4294967295 bytes; the limit is 65536", id="endless"),
+    ],
+)
+def test_broken_frame_is_refused_unread(name, reason, pool):
+    sandbox = pool.take(20)
+    start(sandbox, source_of(name))
+    assert watch(sandbox, 5).refused == reason
+
+
+def test_flood_is_cut_at_the_limit_while_it_runs(pool):
+    sandbox = pool.take(20)
+    start(sandbox, source_of("stdout_flood"))
+    ending = watch(sandbox, 10).ending
+    assert len(ending.stdout) == len(ending.stderr) == LIMITS.output_bytes
+    # what was in the pipes when it died comes on top
+    assert LIMITS.output_total_bytes < ending.output_bytes_total < LIMITS.output_total_bytes + (1 << 20)
+
+
+@needs_root
+def test_fork_bomb_never_has_more_processes_than_it_may(pool):
+    sandbox = pool.take(20)
+    start(sandbox, source_of("fork_bomb"))
+    most = 0
+    for _ in range(20):
+        most = max(most, len(processes_of(pool)))
+    sandbox.kill()
+    # each sandbox's own, three at most, and those of the warm neighbours
+    assert 20 < most <= LIMITS.processes + 4 * 3 + 3
+
+
+@needs_root
+def test_memory_peak_stays_at_the_limit(pool):
+    sandbox = pool.take(20)
+    start(sandbox, source_of("memory_bomb"))
+    ending = watch(sandbox, 10).ending
+    assert ending.memory_peak_bytes is not None
+    assert 0.9 * LIMITS.memory_bytes < ending.memory_peak_bytes <= LIMITS.memory_bytes
+
+
+def test_candidates_at_the_same_time_do_not_see_each_other(pool):
+    first, second = pool.take(20), pool.take(20)
+    start(first, "open('/tmp/note', 'w').close(); open('/dev/shm/note', 'w').close(); channel.send({'op': 'wrote'})\n"
+                 "import time; time.sleep(60)")  # fmt: skip
+    assert first.channel.receive(5) == {"op": "wrote"}
+    start(second, "import os\nchannel.send({'op': 'sees', 'files': os.listdir('/tmp') + os.listdir('/dev/shm'),"
+                  "'processes': [n for n in os.listdir('/proc') if n.isdigit()], 'uid': os.getuid()})")  # fmt: skip
+    sees = second.channel.receive(5)
+    assert sees["files"] == []
+    assert sees["processes"] == ["1", "2"]
+    if os.geteuid() == 0:
+        assert sees["uid"] >= FIRST_SLOT_UID
+    first.kill()
+    second.kill()
+
+
+def test_project_is_covered_where_the_runtime_contains_it(monkeypatch, told):
+    from workers import isolation
+
+    monkeypatch.setattr(isolation, "_runtime_folders", lambda: sorted({str(PROJECT), sys.prefix, sys.base_prefix}))
+    pool = SandboxPool(argv_env={}, arena_bytes=1 << 20, limits=LIMITS, size=1, program=LIGHT_CANDIDATE)
+    try:
+        sandbox = pool.take(20)
+        start(sandbox, source_of("secrets"), told)
+        seen = watch(sandbox, 10)
+    finally:
+        pool.close()
+    assert "BAD" not in seen.text, seen.text
+    assert "blocked /etc/shadow" in seen.text
