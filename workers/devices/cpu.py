@@ -107,6 +107,7 @@ class Arena:
         self._view[: self._end] = POISON
         self._end = 0
         self._copy.clear()
+        self._settle()
 
     def place_bytes(self, data: bytes) -> tuple[int, int]:
         """Put plain bytes at the start; returns offset and length."""
@@ -130,11 +131,13 @@ class Arena:
             capacity = _aligned(8 * torch.Size(shape).numel())
             start = self._reserve(capacity * self.ALTERNATIVES)
             slots.append(Slot(name, tuple(shape), start, capacity, name in gradients))
+        self._settle()
         return slots
 
     def poison(self, slots: list[Slot]) -> None:
         for slot in slots:
             self._view[slot.start : slot.start + slot.capacity * self.ALTERNATIVES] = POISON
+        self._settle()
 
     def rewrite(self, placed: Placed, value: torch.Tensor) -> Placed:
         """New values in the very same memory, for probes that call twice on the same buffers."""
@@ -184,6 +187,12 @@ class Arena:
 
     def _remember(self, start: int, size: int) -> None:
         self._copy[start] = self._view[start : start + size].clone()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait until what was written is there: another process reads it, and a GPU writes later than it is told."""
+        if self._view.is_cuda:
+            torch.cuda.synchronize()
 
     def _reserve(self, size: int) -> int:
         start, end = self._end, _aligned(self._end + size)

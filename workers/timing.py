@@ -1,0 +1,141 @@
+"""Numbers about windows of calls: how many calls, which order, when to stop, what to believe. No clock and no GPU here.
+
+A window is K calls between two readings of the examiner's clock. Windows of the student's file and of the baselines
+alternate, so that drift and overheads meet both; the score is a ratio of medians.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from grader.statistics import Interval, bootstrap_ratio
+
+WINDOW_MS = 120.0  # long enough that a thaw, two frames and a gather (0.2 to 0.4 ms) are lost in it
+LEAST_WINDOW_MS = 100.0  # below it, what an empty window takes is subtracted
+MOST_CALLS = 1024  # the addresses of two outputs each still fit one frame
+LEAST_ROUNDS = 5
+WANTED_HALF_WIDTH = 0.01  # of the 95 % interval, relative
+
+# An idle GPU fills the inputs in a time of its own; one that runs somebody's kernel takes longer.
+FILL_SLACK = 1.6
+FILL_GRACE_MS = 1.0
+
+# One call alone shows its launch, which a window hides: that much more than its share of a window is honest.
+FIRST_CALL_SLACK = 1.25
+FIRST_CALL_GRACE_MS = 0.35
+
+BAND = 0.05  # how far a baseline's time may lie from its record on this GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPlan:
+    """How many calls make a window, and whether an empty window's time is subtracted."""
+
+    n_calls: int
+    subtract_empty: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """What this GPU was measured to do: the highest rate of each kind."""
+
+    copy_bytes_per_s: float  # read and written
+    flops_per_s: Mapping[str, float]  # by dtype, of a large matrix product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Where one measured time lies under the ceilings."""
+
+    bound: Literal["memory", "compute"]
+    floor_ms: float  # no call can be faster, by the larger of its two needs
+    fraction: float  # of that ceiling: 1.0 is the ceiling itself
+    flops_per_s: float
+    bytes_per_s: float  # of the least bytes, so re-reads make it smaller
+    intensity: float  # FLOP per byte of the least traffic
+
+
+def plan_window(*, pilot_ms: float, bytes_per_call: int, budget_bytes: int) -> WindowPlan:
+    """Choose K from a pilot, so that a window lasts about 120 ms where memory for K inputs and outputs allows.
+
+    Args:
+        pilot_ms: one call, roughly.
+        bytes_per_call: inputs and outputs that each call has to itself.
+    """
+    by_time = math.ceil(WINDOW_MS / max(pilot_ms, 1e-4))
+    by_memory = budget_bytes // max(1, bytes_per_call)
+    n_calls = max(2, min(by_time, by_memory, MOST_CALLS))
+    return WindowPlan(n_calls=n_calls, subtract_empty=n_calls * pilot_ms < LEAST_WINDOW_MS)
+
+
+def per_call_ms(window_ms: float, plan: WindowPlan, empty_ms: float) -> float:
+    """Time of one call, from a window of them."""
+    spent = window_ms - empty_ms if plan.subtract_empty else window_ms
+    return max(spent, 0.0) / plan.n_calls
+
+
+def turn(names: Sequence[str], round_number: int) -> list[str]:
+    """The order of one round; it rotates, so that nobody always comes after the same one."""
+    first = round_number % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def ratio(naive_ms: Sequence[float], student_ms: Sequence[float], *, seed: int) -> Interval:
+    """How many times as fast as the naive baseline the student's file is, with its 95 % interval."""
+    return bootstrap_ratio(naive_ms, student_ms, seed=seed)
+
+
+def enough(naive_ms: Sequence[float], student_ms: Sequence[float], *, seed: int) -> bool:
+    """Whether further rounds would tell little: the interval is within 1 % either way."""
+    if min(len(naive_ms), len(student_ms)) < LEAST_ROUNDS:
+        return False
+    return ratio(naive_ms, student_ms, seed=seed).relative_width <= WANTED_HALF_WIDTH
+
+
+def is_noisy(interval: Interval) -> bool:
+    """Whether the interval is wider than a grade should rest on."""
+    return not interval.relative_width <= WANTED_HALF_WIDTH
+
+
+def fill_was_idle(fill_ms: float, *, idle_ms: float) -> bool:
+    """Whether nobody else's kernel ran while the inputs were written."""
+    return fill_ms <= FILL_SLACK * idle_ms + FILL_GRACE_MS
+
+
+def first_call_agrees(*, first_ms: Sequence[float], empty_ms: Sequence[float], per_call: float) -> bool:
+    """Whether one call alone takes what its share of a window says.
+
+    It takes much more when a window's calls are answered together by the first one, or skipped by the later ones.
+    """
+    alone = median(first_ms) - median(empty_ms)
+    return alone <= FIRST_CALL_SLACK * per_call + FIRST_CALL_GRACE_MS
+
+
+def in_band(time_ms: float, recorded_ms: float | None) -> bool:
+    """Whether a baseline ran as it did when this GPU's record was made. Without a record there is no band."""
+    return recorded_ms is None or abs(time_ms / recorded_ms - 1) <= BAND
+
+
+def roofline(*, time_ms: float, flops: int, least_bytes: int, dtype: str, ceilings: Ceilings) -> Roofline:
+    """Place one time under this GPU's measured ceilings."""
+    peak = ceilings.flops_per_s[dtype]
+    compute_ms = flops / peak * 1e3
+    memory_ms = least_bytes / ceilings.copy_bytes_per_s * 1e3
+    floor_ms = max(compute_ms, memory_ms)
+    return Roofline(
+        bound="compute" if compute_ms >= memory_ms else "memory",
+        floor_ms=floor_ms,
+        fraction=floor_ms / time_ms,
+        flops_per_s=flops / time_ms * 1e3,
+        bytes_per_s=least_bytes / time_ms * 1e3,
+        intensity=flops / least_bytes,
+    )
+
+
+def is_too_fast(time_ms: float, floor_ms: float) -> bool:
+    """Whether a time lies below what the hardware can do, with room for a better kernel than our ceiling's."""
+    return time_ms < 0.8 * floor_ms
