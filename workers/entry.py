@@ -42,7 +42,7 @@ def find_entry(module: ModuleType, wanted: str, kind: str) -> Entry:
     if not isinstance(named, str):
         raise EntryError("entry-missing", f"ENTRY is {type(named).__name__}; give the name of your entry point as text")
     found = module.__dict__.get(named)
-    if _is_autograd(found):
+    if found is not None and _is_autograd(found):
         return Entry(named, found.apply, True)
     if callable(found) and (kind == "function" or inspect.isclass(found) is False):
         return Entry(named, found, False)

@@ -19,8 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from grader.measurement import Isolation
 from workers.cgroups import Cgroup, name_for
 from workers.launch import Plan
 from workers.processes import Owner, threads_of_user
@@ -79,14 +79,6 @@ class Limits:
     output_total_bytes: int = 4 << 20  # both streams; a candidate that prints more is killed
     cpu_s: int = 120  # of each process
     open_files: int = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Isolation:
-    """How well this host keeps a candidate apart."""
-
-    level: Literal["full", "reduced", "none"]
-    notes: tuple[str, ...] = ()  # what is missing, and how to get it
 
 
 def host_isolation() -> Isolation:

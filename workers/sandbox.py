@@ -34,7 +34,6 @@ from workers.isolation import (
     NO_ISOLATION,
     OWN_PROCESSES,
     SLOTS,
-    Isolation,
     Limits,
     Recipe,
     SandboxUnavailable,
@@ -53,7 +52,6 @@ _END_LIMIT_S = 5.0
 
 __all__ = [
     "Ending",
-    "Isolation",
     "Limits",
     "NotFrozenError",
     "Sandbox",
