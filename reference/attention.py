@@ -110,17 +110,17 @@ def make_inputs(
 ) -> dict[str, Tensor]:
     """q, k, v of the recipe called `fill`; scores reach about 10 unless the recipe says otherwise.
 
-    rising-max, falling-max: scores climb, or sink, by 20 from the first key to the last. early-jump, late-jump: one key
-    of the first, or the last, quarter outdoes the rest. large: scores of up to 130. negative: all about -150.
-    negative-tail: all about -20, where a padded key of score 0 would win. zero-mean: nearly even weights, so that the
-    values cancel and small errors of a long sum show.
+    rising-max: scores climb by 20 from the first key to the last. falling-max: the first key's score is the largest and
+    the rest sink by 20. early-jump, late-jump: one key of the first, or the last, quarter outdoes the rest. large: scores
+    of up to 130. negative: all about -150. negative-tail: all about -20, where a padded key of score 0 would win.
+    zero-mean: nearly even weights, so that the values cancel and small errors of a long sum show.
     """
     n_batch, n_queries, n_keys, d = axes["batch"], axes["queries"], axes["keys"], axes["head_dim"]
 
     def normal(n_rows: int, spread: float) -> Tensor:
         return torch.randn(n_batch, n_rows, d, generator=generator) * spread
 
-    spread = 0.7 if fill == "zero-mean" else _SPREAD
+    spread = 0.7 if fill in ("zero-mean", "falling-max") else _SPREAD
     q, k, v = normal(n_queries, spread), normal(n_keys, spread), normal(n_keys, 1.0)
     profile = _score_profile(fill, n_keys, generator)
     if profile is not None:
@@ -135,8 +135,12 @@ def make_inputs(
 def _score_profile(fill: str, n_keys: int, generator: torch.Generator) -> Tensor | None:
     """[keys], what the recipe adds to every query's score with each key; None where it adds nothing."""
     along = torch.linspace(0.0, 1.0, n_keys)
-    if fill in ("rising-max", "falling-max"):
-        return 20.0 * (along if fill == "rising-max" else along.flip(0))
+    if fill == "rising-max":
+        return 20.0 * along
+    if fill == "falling-max":
+        profile = 20.0 * along.flip(0)
+        profile[0] += 5.0  # beyond the noise: no later key is ever the maximum, whatever the tile
+        return profile
     if fill in ("early-jump", "late-jump"):
         quarter = max(1, n_keys // 4)
         # not the very first keys: a jump inside the first tile asks for no rescale

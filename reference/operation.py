@@ -77,7 +77,16 @@ class Operation:
     # How the upstream gradient lies in memory, by fill: "strided", or "expanded" (one element, stride 0, as after
     # .sum().backward()). Contiguous for every other fill, also where the inputs are strided.
     upstream_layouts: Mapping[str, str] = field(default_factory=dict)
+    # Inputs that a case with layout "strided" hands over as views; None: all of them. The upstream gradient never is one.
+    strided_inputs: tuple[str, ...] | None = None
     tiles: tuple[int, ...] = TILES
+
+    def layout(self, name: str, *, case_layout: str, fill: str) -> str:
+        """How input `name`, or the upstream gradient, lies in memory: "contiguous", "strided" or "expanded"."""
+        if name == self.upstream:
+            return self.upstream_layouts.get(fill, "contiguous")
+        may_be_view = self.strided_inputs is None or name in self.strided_inputs
+        return case_layout if may_be_view else "contiguous"
 
 
 def as_packed(tensor: Tensor) -> Tensor:

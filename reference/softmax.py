@@ -51,15 +51,19 @@ def make_inputs(
 ) -> dict[str, Tensor]:
     """x of the recipe called `fill`; a spread of 2.5, so that a few columns carry most of each row.
 
-    rising-max, falling-max: rows climb, or sink, by 20 from end to end. early-jump, late-jump: one column of the first,
-    or the last, quarter is 8 above. large: values of up to 130. negative: all about -150. negative-tail and
-    very-negative-tail: all about -20 and -20000, where padding with 0 would win.
+    rising-max: rows climb by 20 from end to end. falling-max: the first value is the largest and the rest sink by 20.
+    early-jump, late-jump: one column of the first, or the last, quarter is 8 above. large: values of up to 130.
+    negative: all about -150. negative-tail and very-negative-tail: all about -20 and -20000, where padding with 0 would
+    win.
     """
     n_rows, n_cols = axes["rows"], axes["cols"]
-    x = torch.randn(n_rows, n_cols, generator=generator) * 2.5
+    x = torch.randn(n_rows, n_cols, generator=generator) * (0.7 if fill == "falling-max" else 2.5)
     along = torch.linspace(0.0, 1.0, n_cols)
-    if fill in ("rising-max", "falling-max"):
-        x += 20.0 * (along if fill == "rising-max" else along.flip(0))
+    if fill == "rising-max":
+        x += 20.0 * along
+    elif fill == "falling-max":
+        x += 20.0 * along.flip(0)
+        x[:, 0] += 5.0  # beyond the noise: no later column is ever the maximum, whatever the tile
     elif fill in ("early-jump", "late-jump"):
         quarter = max(1, n_cols // 4)
         first = min(quarter // 2, n_cols - 1) if fill == "early-jump" else n_cols - quarter

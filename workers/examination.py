@@ -533,9 +533,7 @@ class Examiner:
             raise AssignmentError(f"assignments/{self.assignment.slug}: case {case.name}: {exc}") from None
 
     def _place_one(self, arena: Arena, case: Case, name: str, value: torch.Tensor) -> Placed:
-        if name != self.operation.upstream:
-            return arena.place(name, value, case.layout)
-        layout = self.operation.upstream_layouts.get(case.fill, "contiguous")
+        layout = self.operation.layout(name, case_layout=case.layout, fill=case.fill)
         return arena.place_expanded(name, value) if layout == "expanded" else arena.place(name, value, layout)
 
     def _request(self, placed: Sequence[Placed], options: list[Any], slots: Sequence[Slot]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def fused_bias_dropout_layernorm(x, bias, gamma, beta, p, seed, eps=1e-5):
 
     Args:
         x: [rows, d], float32, float16 or bfloat16, any strides, d <= 16384, fewer than 2**31 elements.
-        bias, gamma, beta: [d].
+        bias, gamma, beta: [d], any stride.
         p: chance that an element is dropped, 0 <= p < 1; element i, counted row by row, is kept iff rand(seed, i) >= p.
         seed: whole number. eps: added to the variance, under the root.
 
