@@ -59,6 +59,11 @@ def find_user(session: Session, name: str) -> User | None:
     return session.scalars(select(User).where(User.name == normal_name(name))).one_or_none()
 
 
+def users(session: Session) -> list[User]:
+    """Everybody, by name."""
+    return list(session.scalars(select(User).order_by(User.name)))
+
+
 def normal_name(name: str) -> str:
     """Names are compared without case and surrounding blanks."""
     return name.strip().lower()

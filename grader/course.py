@@ -85,6 +85,15 @@ def find_course(session: Session, slug: str) -> Course | None:
     return session.scalars(select(Course).where(Course.slug == slug)).one_or_none()
 
 
+def all_courses(session: Session) -> list[Course]:
+    return list(session.scalars(select(Course).order_by(Course.title, Course.id)))
+
+
+def has_courses(session: Session) -> bool:
+    """False in a new installation, and only there: this decides whether the demo is made."""
+    return session.scalar(select(Course.id).limit(1)) is not None
+
+
 def courses_of(session: Session, user: User) -> list[Course]:
     """The courses that `user` is in; for staff, every course."""
     query = select(Course).order_by(Course.title, Course.id)

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Any
 
-from celery import Celery
-from kombu import Queue
+from celery import Celery, signals
+from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
 from grader.settings import DEVICES, Settings
@@ -24,7 +24,7 @@ QUIET_AFTER_FAILURE_S = 5.0
 # longer than any grading: Redis hands a message out again that was not acknowledged for so long
 VISIBILITY_TIMEOUT_S = 3600
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tilegrade.queue")
 
 
 def make_celery(settings: Settings) -> Celery:
@@ -49,13 +49,14 @@ def make_celery(settings: Settings) -> Celery:
         worker_cancel_long_running_tasks_on_connection_loss=False,  # a grading needs no broker: let it finish
         worker_enable_remote_control=False,  # the database says what a worker does; nobody needs to ask it
         worker_send_task_events=False,
-        worker_hijack_root_logger=False,
+        worker_hijack_root_logger=False,  # each process sets up its own log
         worker_redirect_stdouts=False,
         enable_utc=True,
         timezone="UTC",
         task_default_queue=DEVICES[0],
         task_create_missing_queues=False,
-        task_queues=[Queue(name) for name in (*DEVICES, SWEEP_QUEUE)],
+        # an exchange each: with a shared one every bell would ring everywhere
+        task_queues=[Queue(name, Exchange(name), routing_key=name) for name in (*DEVICES, SWEEP_QUEUE)],
         beat_schedule={
             "sweep": {
                 "task": SWEEP,
@@ -68,6 +69,18 @@ def make_celery(settings: Settings) -> Celery:
         beat_scheduler="celery.beat:Scheduler",
     )
     return app
+
+
+def log_to_stderr(name: str) -> None:
+    """One line an event, as our long-running processes write it; libraries speak up only when something is wrong."""
+    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {name} %(levelname)s %(message)s")
+    logging.getLogger("tilegrade").setLevel(logging.INFO)
+    # otherwise Celery configures logging over our heads
+    signals.setup_logging.connect(_leave_logging_alone, weak=False)
+
+
+def _leave_logging_alone(**_: Any) -> None:
+    """Connected, and that is all that Celery asks."""
 
 
 class Doorbell:

