@@ -121,10 +121,10 @@ class Speed:
 class Limits:
     """What one hand-in may use."""
 
-    load_s: float = 20.0
+    load_s: float = 30.0
     call_s: float = 20.0  # one call
     total_s: float = 120.0  # the whole examination
-    memory_bytes: int = 3 << 30
+    memory_bytes: int = 1536 << 20
     output_bytes: int = 1 << 20
     attempts: int = 0  # 0: as many as you like
 

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from grader.assignment import load_assignment
 from grader.errors import AssignmentError, UserError
@@ -53,7 +53,8 @@ def _grade(arguments: argparse.Namespace) -> dict[str, Any]:
     from workers.sandbox import SandboxUnavailable
 
     try:
-        with interpreter_pool(assignment.limits, size=2, isolation="none" if arguments.no_sandbox else "auto") as pool:
+        isolation: Literal["auto", "none"] = "none" if arguments.no_sandbox else "auto"
+        with interpreter_pool(assignment.limits, size=2, refill=False, isolation=isolation) as pool:
             examination = examine(assignment, source, sandboxes=pool, seed=arguments.seed, progress=_print_progress)
     except SandboxUnavailable as exc:
         raise UserError(str(exc)) from None

@@ -288,6 +288,7 @@ class SandboxPool:
     Args:
         argv_env: environment variables beside the usual ones, such as TRITON_INTERPRET.
         arena_bytes: size of the memory each candidate shares with us.
+        refill: start another as soon as one was taken; without it, more than `size` are started only for who waits.
         isolation: "auto" for the best this host can do, "none" for a plain process with resource limits.
         slots: the slots (uid 61000 + slot) to use, as root; None takes any that no other worker on this host uses.
         gpu: give access to the NVIDIA devices, and allow the system calls that CUDA makes.
@@ -301,6 +302,7 @@ class SandboxPool:
         arena_bytes: int,
         limits: Limits,
         size: int,
+        refill: bool = True,
         isolation: Literal["auto", "none"] = "auto",
         slots: Sequence[int] | None = None,
         gpu: bool = False,
@@ -310,6 +312,8 @@ class SandboxPool:
         self._limits = limits
         self._arena_bytes = arena_bytes
         self._size = size
+        self._refill = refill
+        self._n_started = self._n_waiting = 0
         self._recipe = Recipe(isolated=isolation == "auto", limits=limits, env=argv_env, gpu=gpu, program=program)
         self._slots = _Slots(slots) if self._recipe.isolated and may_use_slots() else None
         self._slot: int | None = None  # taken for the candidate that is started next
@@ -372,12 +376,20 @@ class SandboxPool:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise SandboxUnavailable("no candidate could be started in time: every slot is in use")
-                self._changed.wait(left_s)
+                self._wait_for_one(left_s)
             found = self._started.popleft()
             self._changed.notify_all()
         if isinstance(found, Exception):
             raise SandboxUnavailable(f"a sandbox could not be started: {found}") from found
         return found
+
+    def _wait_for_one(self, left_s: float) -> None:
+        self._n_waiting += 1
+        self._changed.notify_all()
+        try:
+            self._changed.wait(left_s)
+        finally:
+            self._n_waiting -= 1
 
     def _put_back(self, sandbox: Sandbox) -> None:
         with self._changed:
@@ -397,7 +409,7 @@ class SandboxPool:
     def _keep_warm(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and (len(self._started) >= self._size or not self._take_slot()):
+                while not self._closed and not (self._wants_another() and self._take_slot()):
                     self._changed.wait()
                 if self._closed:
                     while self._sandboxes:  # they die with this thread, and would leave zombies
@@ -412,9 +424,15 @@ class SandboxPool:
                 started = exc
             with self._changed:
                 self._started.append(started)
+                self._n_started += 1
                 if isinstance(started, Sandbox):
                     self._sandboxes.add(started)
                 self._changed.notify_all()
+
+    def _wants_another(self) -> bool:
+        if self._refill or self._n_started < self._size:
+            return len(self._started) < self._size
+        return len(self._started) < self._n_waiting
 
     def _take_slot(self) -> bool:
         """Keep a free slot in `_slot`, where slots are used; False when there is none."""

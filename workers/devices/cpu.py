@@ -27,7 +27,7 @@ POISON = 0xFF  # every float format of ours reads a run of 0xFF as NaN
 
 @contextlib.contextmanager
 def interpreter_pool(
-    limits: assignment.Limits, *, size: int, isolation: Literal["auto", "none"] = "auto"
+    limits: assignment.Limits, *, size: int, refill: bool = True, isolation: Literal["auto", "none"] = "auto"
 ) -> Iterator[SandboxPool]:
     """Warm candidates that run Triton in the interpreter. Raises SandboxUnavailable where none can be had."""
     pool = SandboxPool(
@@ -37,6 +37,7 @@ def interpreter_pool(
             memory_bytes=limits.memory_bytes, output_total_bytes=limits.output_bytes, cpu_s=int(limits.total_s)
         ),
         size=size,
+        refill=refill,
         isolation=isolation,
     )
     try:
