@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HERE, LIGHT_CANDIDATE, LIMITS, cgroups_of, needs_root, start, watch
+from sandbox_jobs import HERE, LIGHT_CANDIDATE, LIMITS, cgroups_of, needs_root, start, watch
 
 from workers import cgroups, isolation, processes
 from workers.cgroups import name_for, owner_of
@@ -30,17 +30,17 @@ WORKER = """
 import json, sys, time
 from pathlib import Path
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/sandbox"]
-from conftest import LIGHT_CANDIDATE, LIMITS, start, watch
+from sandbox_jobs import LIGHT_CANDIDATE, LIMITS, start, watch
 from workers.sandbox import SandboxPool
 task = json.loads(sys.argv[2])
 pool = SandboxPool(
     argv_env={}, arena_bytes=1 << 20, limits=LIMITS, size=1, program=LIGHT_CANDIDATE, isolation=task["isolation"]
 )
 seen = {"level": pool.isolation.level, "notes": pool.isolation.notes, "jobs": []}
-for source in task["jobs"]:
+for source, seconds in task["jobs"]:
     sandbox = pool.take(20)
     start(sandbox, source)
-    job = watch(sandbox, 1.0)
+    job = watch(sandbox, seconds)
     seen["jobs"].append({"cause": job.ending.cause, "left": job.ending.processes_left, "text": job.text})
 if "hold" in task:
     sandbox = pool.take(20)
@@ -65,8 +65,8 @@ def run_worker(project: Path, task: dict[str, Any], *, python: str = sys.executa
 
 def copy_of_project(folder: Path) -> Path:
     """As much of the project as the sandbox and its tests need."""
-    shutil.copytree(PROJECT / "workers", folder / "workers", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(HERE, folder / "tests" / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("grader", "workers", "tests/sandbox"):
+        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
@@ -85,19 +85,20 @@ def test_ordinary_user_gets_a_reduced_sandbox_that_still_contains(open_folder):
     probe = subprocess.run([sys.executable, "-c", "import pytest"], capture_output=True, cwd="/", **as_anyone)
     if probe.returncode != 0:
         pytest.skip("the interpreter of these tests is not readable for other users")
-    names = ["fork_bomb", "memory_bomb", "stdout_flood", "kill_others", "raw_syscalls", "thread_bomb", "infinite_loop"]
-    jobs = [(HERE / "programs" / f"{name}.py").read_text() for name in names]
+    # a memory bomb meets the limit of its own process, as a MemoryError
+    ends = {
+        "fork_bomb": "killed", "memory_bomb": "exited", "stdout_flood": "output-limit", "kill_others": "exited",
+        "raw_syscalls": "exited", "thread_bomb": "exited", "infinite_loop": "killed",
+    }  # fmt: skip
+    jobs = [
+        [(HERE / "programs" / f"{name}.py").read_text(), 0.5 if cause == "killed" else 20] for name, cause in ends.items()
+    ]
     seen = run_worker(project, {"jobs": jobs}, **as_anyone)
     assert seen["level"] == "reduced"
     assert any("as your own user" in note for note in seen["notes"])
     assert any("Delegate=yes" in note for note in seen["notes"])
-    ended = dict(zip(names, (job["cause"] for job in seen["jobs"]), strict=True))
-    # a memory bomb meets the limit of its own process, as a MemoryError
-    assert ended == {
-        "fork_bomb": "killed", "memory_bomb": "exited", "stdout_flood": "output-limit", "kill_others": "exited",
-        "raw_syscalls": "exited", "thread_bomb": "exited", "infinite_loop": "killed",
-    }  # fmt: skip
-    for name, job in zip(names, seen["jobs"], strict=True):
+    for (name, cause), job in zip(ends.items(), seen["jobs"], strict=True):
+        assert job["cause"] == cause, (name, job)
         assert job["left"] == 0
         assert "BAD" not in job["text"], (name, job["text"])
     assert "MemoryError" in seen["jobs"][1]["text"]
@@ -122,20 +123,21 @@ def test_runtime_and_checkout_may_lie_where_no_other_user_can_look():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home / "venv")], check=True)
         packages = next((home / "venv" / "lib").glob("python*/site-packages"))
         shutil.copy(pyseccomp.__file__, packages)
-        (packages / "conftest.py").write_text(CONFTEST_WITHOUT_PYTEST)
-        shutil.copytree(PROJECT / "workers", home / "workers", ignore=shutil.ignore_patterns("__pycache__"))
+        (packages / "sandbox_jobs.py").write_text(JOBS_WITHOUT_PYTEST)
         shutil.copy(LIGHT_CANDIDATE, packages)
+        copy_of_project(home)
+        shutil.rmtree(home / "tests")
         (home / "grades.db").write_text("secret")
         job = (
             "import os, sys\nprint(sys.prefix, os.getuid(), os.listdir(os.path.dirname(sys.prefix)))\n"
             f"print(os.path.exists({str(home / 'grades.db')!r}))"
         )
-        seen = run_worker(home, {"jobs": [job]}, python=str(home / "venv" / "bin" / "python"))
+        seen = run_worker(home, {"jobs": [[job, 1.0]]}, python=str(home / "venv" / "bin" / "python"))
     assert seen["jobs"][0]["text"].split("\n")[0].startswith(f"{home}/venv 61")
     assert seen["jobs"][0]["text"].endswith("['venv']\nFalse\n")
 
 
-CONFTEST_WITHOUT_PYTEST = '''
+JOBS_WITHOUT_PYTEST = '''
 from pathlib import Path
 from types import SimpleNamespace
 from workers.sandbox import Limits

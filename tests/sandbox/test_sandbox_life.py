@@ -6,10 +6,11 @@ import statistics
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import HERE, LIGHT_CANDIDATE, LIMITS, needs_root, start, watch
+from sandbox_jobs import HERE, LIGHT_CANDIDATE, LIMITS, needs_root, start, watch
 
 from workers import processes
 from workers.sandbox import SandboxUnavailable
@@ -73,7 +74,8 @@ def test_first_line_runs_within_50_ms_with_torch_and_triton_loaded(make_pool, tm
     pytest.importorskip("triton")
     program = tmp_path / "heavy_candidate.py"
     program.write_text("import torch, triton\n" + LIGHT_CANDIDATE.read_text())
-    pool = make_pool(program=program, argv_env={"TRITON_INTERPRET": "1"})
+    limits = replace(LIMITS, memory_bytes=2 << 30)  # torch for CUDA is large
+    pool = make_pool(program=program, limits=limits, argv_env={"TRITON_INTERPRET": "1"})
     sandbox = pool.take(100)
     asked = time.monotonic()
     start(sandbox, "import torch\nchannel.send({'op': 'first', 'sum': int(torch.ones(3).sum())})")
@@ -94,8 +96,6 @@ def test_first_line_runs_within_50_ms_with_torch_and_triton_loaded(make_pool, tm
     ],
 )
 def test_ending_says_how_it_ended(source, cause, exit_code, signal, make_pool):
-    from dataclasses import replace
-
     sandbox = make_pool(limits=replace(LIMITS, cpu_s=1, output_bytes=1000)).take(20)
     start(sandbox, source)
     ending = watch(sandbox, 10).ending
