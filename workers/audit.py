@@ -34,6 +34,7 @@ from workers.storages import (
     Ledger,
     Memory,
     Poison,
+    Saved,
     SavedTensors,
     is_copy,
     is_fill,
@@ -118,7 +119,7 @@ class _Launch:
     def facts(self) -> dict[str, Any]:
         return {
             "kernel": _cut(self.kernel),
-            "line": self.line,
+            "line": self.line or None,
             "grid": list(self.grid),
             "programs": self.programs,
             "requested_load_bytes": self.requested_load_bytes,
@@ -150,7 +151,7 @@ class _Finding:
             "kind": self.kind,
             "arg": _cut(self.arg),
             "element": self.element,
-            "line": self.line,
+            "line": self.line or None,
             "source": _cut(self.source),
             "program": self.program,
             "other_program": self.other_program,
@@ -586,7 +587,7 @@ class _Meter:
             program=program,
             other_program=self._index(other) if other >= 0 else None,
             lanes=int(lanes),
-            message=f"Line {line}: {subject}{what}.",
+            message=f"{_place(line)}{subject}{what}.",
             launch=here,
         )
         self._by_place[(kind, line, name)] = finding
@@ -617,6 +618,10 @@ def _count(block: Block) -> int:
 def _shape(argument: _Argument) -> str:
     strides = "" if argument.contiguous else f" and strides {argument.strides}"
     return f"of shape {argument.shape}{strides}"
+
+
+def _place(line: int) -> str:
+    return f"Line {line}: " if line else ""
 
 
 def source_line(files: frozenset[str], line: int) -> str:
@@ -711,6 +716,12 @@ class Watch:
     def facts(self, outputs: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
         """What was seen, as plain values of at most 40 KiB of JSON. `outputs` names the tensors that the call returned.
 
+            `line` is None where no line of the student's file was under way. Besides the launches it holds:
+            outputs: per name `written_by_kernel`, whether a kernel of the file stored to its memory, followed through copies
+                and casts; `kernel_elements`, how many elements a kernel wrote last; `unwritten_elements`.
+            alive_after_bytes: what the call allocated and is still alive, outputs included.
+            saved: what autograd keeps, `role` "input", "output" or "own", and every other storage that is still alive.
+
         A list that was cut is followed by its key with "_cut" appended: the number of rows left out.
         """
         facts = self._launch_facts()
@@ -719,9 +730,6 @@ class Watch:
             return _bounded(facts)
         if self._level == "storages":
             facts = {}
-        if self._ledger.alive_bytes():
-            # what only a cycle still holds is garbage, not kept
-            gc.collect()
         facts |= _storage_facts(self._ledger, self._saved, self._memory, outputs or {})
         if self._level == "full":
             facts |= self._operation_facts(facts)
@@ -762,7 +770,7 @@ class Watch:
                 "op": _cut(entry.op),
                 "count": entry.count,
                 "bytes": entry.size_bytes,
-                "line": entry.line,
+                "line": entry.line or None,
                 "shape": list(entry.shape),
             }
             if is_fill(entry.op):
@@ -770,8 +778,8 @@ class Watch:
             if is_copy(entry.op):
                 row["copy"] = True
             operations.append(row)
-        calls = [{"op": _cut(op), "line": line} for op, line in ledger.library_calls]
-        calls += [{"op": "torch.compile", "line": line} for line in interpreter.compile_lines()]
+        calls = [{"op": _cut(op), "line": line or None} for op, line in ledger.library_calls]
+        calls += [{"op": "torch.compile", "line": line or None} for line in interpreter.compile_lines()]
         more: dict[str, Any] = {
             "torch_ops": operations,
             "n_torch_ops": sum(entry.count for entry in entries),
@@ -790,13 +798,13 @@ class Watch:
                 "kind": "uninitialised-read",
                 "arg": _cut(op),
                 "element": None,
-                "line": line,
+                "line": line or None,
                 "source": _cut(source_line(self._files, line)),
                 "program": None,
                 "other_program": None,
                 "lanes": count,
                 "message": _cut(
-                    f"Line {line}: the torch operation {op} reads {count} elements of a tensor of shape {shape} that "
+                    f"{_place(line)}the torch operation {op} reads {count} elements of a tensor of shape {shape} that "
                     "nothing has written yet."
                 ),
             }
@@ -847,13 +855,29 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(marks.as_strided(b.size(), b.stride(), (b_low - low) // unit).any())
 
 
+def _negative_size(row: dict[str, Any]) -> int:
+    size: int = row["bytes"]
+    return -size
+
+
+def _meets(piece: Block | Saved, spans: list[tuple[int, int]]) -> bool:
+    return any(piece.low < high and low < piece.high for low, high in spans)
+
+
+def _role(item: Saved, memory: Memory, output_spans: list[tuple[int, int]]) -> str:
+    if any(block.low <= item.low and item.high <= block.high for block in memory.input_blocks):
+        return "input"
+    return "output" if _meets(item, output_spans) else "own"
+
+
 def _storage_facts(
     ledger: Ledger, saved: SavedTensors, memory: Memory, outputs: Mapping[str, torch.Tensor]
 ) -> dict[str, Any]:
     output_spans = [view_span(tensor) for tensor in outputs.values()]
-
-    def is_output(low: int, high: int) -> bool:
-        return any(low < end and start < high for start, end in output_spans)
+    saved_spans = [(item.low, item.high) for item in saved.items]
+    if any(block.alive and not _meets(block, output_spans + saved_spans) for block in ledger.blocks):
+        # what only a cycle still holds is garbage, not kept; a collection takes a tenth of a second, so only now
+        gc.collect()
 
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for block in sorted(ledger.blocks, key=lambda item: -item.size_bytes):
@@ -864,7 +888,7 @@ def _storage_facts(
                 "shape": list(block.shape),
                 "dtype": block.dtype,
                 "bytes": block.size_bytes,
-                "line": block.line,
+                "line": block.line or None,
                 "op": _cut(block.op),
                 "count": 0,
                 "alive_after": False,
@@ -872,34 +896,28 @@ def _storage_facts(
         )
         row["count"] += 1
         row["alive_after"] = row["alive_after"] or block.alive
-    kept: list[dict[str, Any]] = []
-    named: list[tuple[int, int]] = []
-    for item in saved.distinct():
-        named.append((item.low, item.high))
-        inside = any(block.low <= item.low and item.high <= block.high for block in memory.input_blocks)
-        role = "input" if inside else "output" if is_output(item.low, item.high) else "own"
-        kept.append(
-            {
-                "shape": list(item.shape),
-                "dtype": item.dtype,
-                "bytes": item.size_bytes,
-                "line": item.line,
-                "role": role,
-            }
-        )
-    for block in ledger.blocks:
-        seen = any(low < block.high and block.low < high for low, high in named)
-        if block.alive and not seen and not is_output(block.low, block.high):
-            kept.append(
-                {
-                    "shape": list(block.shape),
-                    "dtype": block.dtype,
-                    "bytes": block.size_bytes,
-                    "line": block.line,
-                    "role": "own",
-                }
-            )
-    kept.sort(key=lambda row: -row["bytes"])
+    kept = [
+        {
+            "shape": list(item.shape),
+            "dtype": item.dtype,
+            "bytes": item.size_bytes,
+            "line": item.line or None,
+            "role": _role(item, memory, output_spans),
+        }
+        for item in saved.distinct()
+    ]
+    kept += [
+        {
+            "shape": list(block.shape),
+            "dtype": block.dtype,
+            "bytes": block.size_bytes,
+            "line": block.line or None,
+            "role": "own",
+        }
+        for block in ledger.blocks
+        if block.alive and not _meets(block, output_spans + saved_spans)
+    ]
+    kept.sort(key=_negative_size)
     facts: dict[str, Any] = {
         "peak_bytes": ledger.peak_bytes,
         "alive_after_bytes": ledger.alive_bytes(),
@@ -924,7 +942,7 @@ def explain_exception(error: BaseException, submission_file: str) -> dict[str, A
     """Type, message and line of what the student's code raised, without the interpreter's wrappings.
 
     Returns:
-        {"type": str, "message": str, "line": int, "source": str}; line 0 when no line of their file was under way.
+        {"type": str, "message": str, "line": int | None, "source": str}; no line when no line of their file was under way.
     """
     files = _names_of(submission_file)
     cause = interpreter.root_cause(error)
@@ -943,7 +961,7 @@ def explain_exception(error: BaseException, submission_file: str) -> dict[str, A
     return {
         "type": _cut(type(cause).__name__),
         "message": _cut(message),
-        "line": line,
+        "line": line or None,
         "source": _cut(source_line(files, line)) if line else "",
     }
 

@@ -12,7 +12,6 @@ Runs inside the sandbox, beside the student's file: nothing here is secret and n
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import inspect
 import math
@@ -102,8 +101,6 @@ def prepare_interpreter() -> None:
     _mend_reductions()
     _mend_autotune()
     _note_compile()
-    # a watch may collect garbage after every call; what is loaded so far is none, and need not be walked
-    gc.freeze()
     _state.prepared = True
 
 
@@ -142,6 +139,8 @@ class _LanguagePatch:
         for cls in (_core.tensor, _core.tensor_descriptor_base):
             self._bind_builtins(cls, is_class=True)
         _stock._patch_lang_tensor(_core.tensor, self)
+        # Triton's own converts an array of one element, which NumPy warns of
+        self.set_attr(_core.tensor, "__index__", lambda tensor: int(tensor.handle.data.item()))
         for module in (_language, _core):
             _stock._patch_lang_core(module, self)
 
@@ -406,7 +405,7 @@ def _dot_operand(operand: Any, accumulator: Any) -> Any:
         return _stock.TensorHandle(_widen(operand.data), tl.float32)
     if operand.data.dtype == np.float16 and accumulator.data.dtype == np.float32:
         # the same product, through BLAS
-        return _stock.TensorHandle(operand.data.astype(np.float32), tl.float32)
+        return _stock.TensorHandle(operand.data.astype(np.float32, order="C"), tl.float32)
     return operand
 
 
