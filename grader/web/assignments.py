@@ -54,7 +54,7 @@ def assignment_page(course_slug: str, slug: str, *, error: str = "", pasted: str
             "assignment.html",
             entry=entry,
             assignment=assignment,
-            handout=render_handout(assignment.handout),
+            handout=render_handout(assignment.handout, assignment.title),
             window=window,
             closed=closed,
             may_hand_in=closed is None or (teaches and entry.closed_reason is None),

@@ -52,8 +52,15 @@ _LATEX_FOR = {"<": r"\lt ", ">": r"\gt "}
 
 
 @lru_cache(maxsize=64)
-def render_handout(text: str) -> Markup:
-    """HTML of a handout. Raw HTML in it is shown as text; images may come from this service alone."""
+def render_handout(text: str, title: str = "") -> Markup:
+    """HTML of a handout. Raw HTML in it is shown as text; images may come from this service alone.
+
+    Args:
+        title: what the page says above it; a first heading that says the same is left out.
+    """
+    first, _, rest = text.lstrip().partition("\n")
+    if first.removeprefix("# ").strip() == title:
+        text = rest
     cleaned = nh3.clean(
         _markdown().render(text),
         tags=set(_TAGS),

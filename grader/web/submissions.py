@@ -136,17 +136,19 @@ def events(submission_id: int) -> AnyResponse:
 
 def _stream(here: House, submission_id: int, who: Viewer) -> Iterator[str]:
     """Tell what changes, for a while. No database connection is held while it waits."""
+    # waitress knows when the browser has left, if it is started with SERVER_OPTIONS; others notice on writing
+    has_left = request.environ.get("waitress.client_disconnected", lambda: False)
     ends = time.monotonic() + STREAM_S
     told, spoke_at = None, time.monotonic()
     yield "retry: 1000\n\n"
-    while time.monotonic() < ends:
+    while time.monotonic() < ends and not has_left():
         with here.database.read() as db:
             news = _news(db, _visible_or_404(db, submission_id, who, whole=False), now=utc_now())
         if news != told:
             yield f"event: status\ndata: {json.dumps(news)}\n\n"
             told, spoke_at = news, time.monotonic()
         elif time.monotonic() - spoke_at > KEEP_ALIVE_S:
-            yield ": still here\n\n"  # writing is how the server notices that nobody listens
+            yield ": still here\n\n"  # a proxy drops a connection that says nothing
             spoke_at = time.monotonic()
         if news["done"]:
             return

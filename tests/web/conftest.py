@@ -1,0 +1,22 @@
+"""The application on a database of the test's own. What a campus is and does: web_campus.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from web_campus import Campus, make_campus
+
+from grader.db import Database
+
+
+@pytest.fixture
+def campus(database: Database, tmp_path: Path) -> Campus:
+    """Runs the test on SQLite and on PostgreSQL."""
+    return make_campus(database, tmp_path / "data")
+
+
+@pytest.fixture
+def sqlite_campus(sqlite_database: Database, tmp_path: Path) -> Campus:
+    """For tests whose subject is not the database."""
+    return make_campus(sqlite_database, tmp_path / "data")

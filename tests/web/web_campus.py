@@ -1,0 +1,167 @@
+"""A small campus behind the real application: people, hand-ins in every state, and stored examinations."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+
+from flask import Flask, session
+from flask.testing import FlaskClient
+from sqlalchemy import event
+
+from grader import accounts, course, measurement, submissions
+from grader.db import Database
+from grader.measurement import Examination
+from grader.models import Role, User
+from grader.settings import Settings
+from grader.web import create_app
+from grader.web.security import open_session
+
+ROOT = Path(__file__).resolve().parents[2]
+COURSE = "demo"
+SLUG = "flash-attention-forward"
+PASSWORD = "correct horse battery"
+LEASE = timedelta(minutes=5)
+
+
+@lru_cache
+def stored(name: str) -> Examination:
+    """What a worker once found for tests/corpus/**/<name>.py: `python -m workers grade FILE --assignment FOLDER`."""
+    with gzip.open(Path(__file__).parent / "examinations" / f"{name}.json.gz", "rt", encoding="utf-8") as file:
+        return measurement.loads(file.read())
+
+
+def corpus(name: str) -> str:
+    """The source of a file of the corpus."""
+    return next((ROOT / "tests" / "corpus").glob(f"*/{name}.py")).read_text(encoding="utf-8")
+
+
+@dataclass
+class Campus:
+    """One course with one assignment, and the application that serves it. People appear on first mention."""
+
+    app: Flask
+    database: Database
+    settings: Settings
+    catalog: course.Catalog
+    rung: list[str]
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    people: dict[str, User] = field(default_factory=dict)
+
+    def person(
+        self, name: str, role: Role | None = Role.STUDENT, *, password: str | None = None, nickname: str | None = None
+    ) -> User:
+        if name not in self.people:
+            with self.database.write() as db:
+                if password:
+                    user = accounts.create_user(db, name=name, password=password, now=self.now)
+                else:
+                    # hashing takes long, and most tests log nobody in by password
+                    user = User(name=name, password_hash="-", created_at=self.now)
+                    db.add(user)
+                    db.flush()
+                found = course.find_course(db, COURSE)
+                assert found is not None
+                if role is not None:
+                    course.enrol(db, course_id=found.id, user_id=user.id, role=role, nickname=nickname)
+            self.people[name] = user
+        return self.people[name]
+
+    def client(self, name: str, role: Role | None = Role.STUDENT) -> FlaskClient:
+        """A browser in which that person is logged in."""
+        user = self.person(name, role)
+        client = self.app.test_client()
+        with self.app.test_request_context():
+            open_session(user)
+            opened = dict(session)
+        with client.session_transaction() as stored_session:
+            stored_session.update(opened)
+        return client
+
+    def hand_in(self, name: str, source: str = "import torch\n", *, filename: str | None = "kernel.py") -> int:
+        """Through the use case; returns the submission's id."""
+        user = self.person(name)
+        with self.database.write() as db:
+            entry = course.assignment_in(db, course_slug=COURSE, slug=SLUG)
+            assert entry is not None
+            return submissions.hand_in(
+                db,
+                user=user,
+                entry=entry,
+                assignment=self.catalog.load(SLUG),
+                data=source.encode(),
+                settings=self.settings,
+                now=self.now,
+                filename=filename,
+            ).submission_id
+
+    def claim(self) -> submissions.Job:
+        with self.database.write() as db:
+            job = submissions.claim_next(db, worker="host-1", device="cpu", now=self.now, lease=LEASE)
+        assert job is not None
+        return job
+
+    def progress(self, job: submissions.Job, stage: str, fraction: float | None = None) -> None:
+        with self.database.write() as db:
+            assert submissions.progress(db, job, stage=stage, fraction=fraction)
+
+    def record(self, job: submissions.Job, examination: Examination) -> None:
+        with self.database.write() as db:
+            assert submissions.record(db, job, examination, self.catalog.load(SLUG), now=self.now)
+
+    def graded(self, name: str, examination: Examination, source: str = "import torch\n") -> int:
+        """Hand in as that person and record the examination; returns the submission's id."""
+        submission_id = self.hand_in(name, source)
+        job = self.claim()
+        assert job.submission_id == submission_id
+        self.record(job, examination)
+        return submission_id
+
+    @contextmanager
+    def counted_queries(self) -> Iterator[list[str]]:
+        """The statements that are sent to the database within the block."""
+        sent: list[str] = []
+
+        def note(_conn: object, _cursor: object, statement: str, *_rest: object) -> None:
+            sent.append(statement)
+
+        event.listen(self.database.engine, "before_cursor_execute", note)
+        try:
+            yield sent
+        finally:
+            event.remove(self.database.engine, "before_cursor_execute", note)
+
+
+def make_campus(database: Database, data_dir: Path, **changes: str) -> Campus:
+    """An application on that database, with the project's own assignments."""
+    settings = Settings.from_env(
+        {
+            "TILEGRADE_DATA": str(data_dir),
+            "TILEGRADE_BROKER_URL": "redis+socket:///nowhere.sock",
+            "TILEGRADE_HAND_INS_PER_MINUTE": "1000",
+            "TILEGRADE_HAND_INS_PER_HOUR": "1000",
+            "TILEGRADE_MAX_WAITING_PER_STUDENT": "1000",
+            **{f"TILEGRADE_{key}": value for key, value in changes.items()},
+        }
+    )
+    rung: list[str] = []
+    catalog = course.Catalog(ROOT / "assignments")
+    app = create_app(settings, ring=rung.append, database=database, catalog=catalog)
+    campus = Campus(app=app, database=database, settings=settings, catalog=catalog, rung=rung)
+    with database.write() as db:
+        made = course.create_course(db, slug=COURSE, title="Demo course", now=campus.now)
+        course.set_assignment(db, course_id=made.id, slug=SLUG)
+    return campus
+
+
+def field_of(html: str, name: str) -> str:
+    """The value of a hidden field."""
+    found = re.search(rf'name="{name}" value="([^"]*)"', html)
+    assert found is not None, f"no field {name}"
+    return found[1]
