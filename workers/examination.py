@@ -50,7 +50,9 @@ from workers.sandbox import Sandbox
 MAX_RESTARTS = 2  # of a candidate that died in a probe, so that the other probes still say something
 MAX_OUTPUT_TEXT = 16 * 1024
 MAX_MISTAKE_PROBES = 8  # failing probes that every mistake is held against
+MAX_MISTAKES_TRIED = 16  # of its forms, on all of those
 MAX_MISTAKES_KEPT = 6
+FAR = 1e3  # a relative distance beyond which it does not matter how far
 
 Progress = Callable[[str, float], None]
 
@@ -296,10 +298,10 @@ class Examiner:
             first_kept = _same_bits(first, kept)
             interview.ask({"op": "forget", "keep": "first"}, stage=case.name)
             interview.answer(self._call_s())
-        runs = self._compare(student, said, expected, specs, case)
+        runs = tuple(self._compare(student, said, expected, specs, case))
         measured = ProbeMeasured(
             name=case.name,
-            outputs=tuple(runs),
+            outputs=runs,
             largest_score=expected.largest_score,
             repeat_equal=repeat_equal,
             inputs_unchanged=inputs_ok,
@@ -461,17 +463,21 @@ class Examiner:
     # -- known mistakes ------------------------------------------------------------------------------------------
 
     def _mistakes(self, answers: list[Answer]) -> tuple[MistakeMatch, ...]:
-        """Known mistakes nearest to the student's outputs, when some were wrong."""
-        failing = [answer for answer in answers if not answer.passed][:MAX_MISTAKE_PROBES]
+        """Known mistakes nearest to the student's outputs, when some were wrong.
+
+        A bank has dozens of mistakes, and one that depends on the tile width has a form for each. All of them are held
+        against two wrong answers, a small and a middling one; the nearest against more; those kept against all.
+        """
+        failing = sorted((one for one in answers if not one.passed), key=_size)[:MAX_MISTAKE_PROBES]
         if not failing:
             return ()
-        tried: list[tuple[float, Mistake, int | None]] = []
-        for mistake in self.operation.mistakes:
-            for tile in self.operation.tiles if mistake.tiled else (None,):
-                on_failing = [self._hold(mistake, tile, answer) for answer in failing]
-                far = [row.distance if row.distance is not None else 1e9 for row in on_failing]
-                tried.append((sum(min(value, 1e3) for value in far), mistake, tile))
-        tried.sort(key=lambda row: row[0])
+        forms = [
+            (mistake, tile)
+            for mistake in self.operation.mistakes
+            for tile in (self.operation.tiles if mistake.tiled else (None,))
+        ]
+        forms = self._nearest(forms, [failing[0], failing[len(failing) // 2]])[:MAX_MISTAKES_TRIED]
+        forms = self._nearest(forms, failing)[:MAX_MISTAKES_KEPT]
         return tuple(
             MistakeMatch(
                 label=mistake.label,
@@ -480,8 +486,19 @@ class Examiner:
                 hint=mistake.hint,
                 probes=tuple(self._hold(mistake, tile, answer) for answer in answers),
             )
-            for _, mistake, tile in tried[:MAX_MISTAKES_KEPT]
+            for mistake, tile in forms
         )
+
+    def _nearest(
+        self, forms: list[tuple[Mistake, int | None]], answers: Sequence[Answer]
+    ) -> list[tuple[Mistake, int | None]]:
+        """Forms of mistakes, those nearest to the student's answers first; what cannot be compared is far."""
+
+        def far(form: tuple[Mistake, int | None]) -> float:
+            rows = [self._hold(*form, answer) for answer in answers]
+            return sum(FAR if row.distance is None else min(row.distance, FAR) for row in rows)
+
+        return sorted(forms, key=far)
 
     def _hold(self, mistake: Mistake, tile: int | None, answer: Answer) -> MistakeOnProbe:
         outputs = mistake.outputs(answer.inputs, answer.case.options or {}, tile or 0)
@@ -596,6 +613,10 @@ class _Expected:
         self.oracle = operation.oracle(inputs, options)
         self.naive = bench.naive(operation, inputs, options)
         self.largest_score = operation.largest_score(inputs, options)
+
+
+def _size(answer: Answer) -> int:
+    return sum(value.numel() for value in (*answer.inputs.values(), *answer.oracle.values()))
 
 
 def _checked(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,8 +139,16 @@ def _element(got: torch.Tensor, want: torch.Tensor, flat: int) -> Worst | None:
     if not math.isfinite(expected):
         return None
     found = got.flatten()[flat].item()
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), want.shape))
-    return Worst(index=index, got=found if math.isfinite(found) else None, want=expected)
+    return Worst(index=_index(flat, want.shape), got=found if math.isfinite(found) else None, want=expected)
+
+
+def _index(flat: int, shape: torch.Size) -> tuple[int, ...]:
+    # torch.unravel_index would import sympy, which takes seconds
+    found = []
+    for size in reversed(shape):
+        flat, position = divmod(flat, size)
+        found.append(position)
+    return tuple(reversed(found))
 
 
 def _error_map(error: torch.Tensor) -> tuple[tuple[float | None, ...], ...]:

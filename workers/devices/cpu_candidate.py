@@ -7,8 +7,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from workers import audit
+
+
+@triton.jit
+def warm_up_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # compiled by triton
+    """A little of what every kernel does, so that the first call of a student's does not pay for first times."""
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    tile = tl.dot(x[:, None] + x[None, :], x[:, None] - x[None, :])
+    tl.store(y_ptr + at, tl.exp(tl.max(tile, axis=1) - tl.sum(tile, axis=1)), mask=at < n)
 
 
 class CpuHalf:
@@ -17,6 +28,7 @@ class CpuHalf:
     def __init__(self, arena: mmap.mmap, submission_file: str) -> None:
         self._arena, self._submission_file = arena, submission_file
         audit.prepare_interpreter()
+        self._warm_up()
 
     def handlers(self, _candidate: object) -> Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]:
         """Requests beyond those every candidate answers: none."""
@@ -35,3 +47,11 @@ class CpuHalf:
             submission_file=self._submission_file,
             poison_empty=message.get("poison", False),
         )
+
+    def _warm_up(self) -> None:
+        for level in ("bounds", "storages", "full"):
+            x = torch.zeros(16)
+            with audit.Watch(inputs={"x": x}, level=level, submission_file=__file__, poison_empty=True) as watch:
+                y = torch.empty(16)
+                warm_up_kernel[(1,)](x, y, 9, BLOCK=16)
+            watch.facts({"y": y})
