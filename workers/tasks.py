@@ -81,7 +81,9 @@ class Grader:
     ) -> None:
         self._database, self._catalog, self._settings = database, catalog, settings
         self._name, self._examine, self._note, self._now = name, examine, note, now
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the job and what is known of it
+        self._reporting = threading.Lock()
+        self._said_goodbye = False
         self._job: Job | None = None
         self._lost = False
         self._progressed_at = 0.0
@@ -93,7 +95,7 @@ class Grader:
     def start(self) -> None:
         """Report this worker and keep reporting it until `stop`."""
         self._report(WorkerStatus.STARTING)
-        self._report(WorkerStatus.IDLE)
+        self._report()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
 
@@ -131,8 +133,8 @@ class Grader:
         with self._lock:
             self._job, self._lost, self._progressed_at = job, False, 0.0
         log.info("submission %d, attempt %d: %s", job.submission_id, job.attempt, job.slug)
-        self._report(WorkerStatus.GRADING, job)
         try:
+            self._report()
             assignment = self._catalog.load(job.slug)
             # minutes long, so no database session is held here
             examination = self._examine(assignment, job.source.encode(), self._progress)
@@ -150,8 +152,7 @@ class Grader:
         finally:
             with self._lock:
                 self._job = None
-            if not self._stopping.is_set():  # the heartbeat has the last word then
-                self._report(WorkerStatus.IDLE)
+            self._report()
 
     def _record(self, job: Job, examination: Examination, assignment: Assignment) -> bool:
         with self._database.write() as session:
@@ -223,19 +224,27 @@ class Grader:
                 ours = submissions.renew(session, job, now=self._now(), lease=self._settings.lease)
             with self._lock:
                 self._lost = self._lost or (not ours and self._job is job)
-        self._report(WorkerStatus.GRADING if job else WorkerStatus.IDLE, job)
+        self._report()
 
-    def _report(self, status: WorkerStatus, job: Job | None = None) -> None:
-        with self._database.write() as session:
-            submissions.report_worker(
-                session,
-                name=self._name,
-                device=self._settings.device,
-                status=status,
-                submission_id=job.submission_id if job else None,
-                note=self._note,
-                now=self._now(),
-            )
+    def _report(self, status: WorkerStatus | None = None) -> None:
+        """Tell the database what this worker does; `status` where that is not just grading or idling."""
+        # one at a time: a heartbeat must not write what was true a moment ago over what is true now
+        with self._reporting:
+            if self._said_goodbye:
+                return
+            self._said_goodbye = status is WorkerStatus.STOPPED
+            with self._lock:
+                job = self._job if status is None else None
+            with self._database.write() as session:
+                submissions.report_worker(
+                    session,
+                    name=self._name,
+                    device=self._settings.device,
+                    status=status or (WorkerStatus.GRADING if job else WorkerStatus.IDLE),
+                    submission_id=job.submission_id if job else None,
+                    note=self._note,
+                    now=self._now(),
+                )
 
 
 class SandboxedExaminer:

@@ -1,0 +1,203 @@
+"""Real worker processes, a real broker, and the ways in which they die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import redis
+
+from grader import submissions
+from grader.models import State, Submission
+from grader.queue import GRADE, SWEEP, Doorbell, make_celery
+from grader.settings import DEVICES, Settings
+
+pytestmark = pytest.mark.slow
+# what these are about does not depend on the database
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+@pytest.fixture
+def environ(tmp_path, database_url, broker, assignments_dir):
+    """Everything in a hurry: a lease of a second and a half, a sweep every half second."""
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "TILEGRADE_DATA": str(tmp_path / "data"),
+        "TILEGRADE_ASSIGNMENTS": str(assignments_dir),
+        "TILEGRADE_DATABASE_URL": database_url,
+        "TILEGRADE_BROKER_URL": broker.url,
+        "TILEGRADE_LEASE_S": "1.5",
+        "TILEGRADE_HEARTBEAT_S": "0.3",
+        "TILEGRADE_SWEEP_EVERY_S": "0.5",
+    }
+
+
+@pytest.fixture
+def start(environ, tmp_path):
+    """Starts processes of the service; those still running at the end are killed."""
+    with ExitStack() as stack:
+        counter = iter(range(100))
+
+        def begin(*arguments: str, **extra: str) -> subprocess.Popen[bytes]:
+            log = stack.enter_context((tmp_path / f"{next(counter)}.log").open("wb"))
+            process = subprocess.Popen(
+                [sys.executable, *arguments], env=environ | extra, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+            def end() -> None:
+                process.kill()
+                process.wait()
+
+            stack.callback(end)
+            return process
+
+        yield begin
+
+
+@pytest.fixture
+def start_worker(start):
+    def begin(slot: int = 0) -> subprocess.Popen[bytes]:
+        return start(str(HERE / "scripted_worker.py"), TILEGRADE_SLOT=str(slot))
+
+    return begin
+
+
+@pytest.fixture
+def start_beat(start):
+    return lambda: start("-m", "grader.cli", "beat")
+
+
+@pytest.fixture
+def ring(environ):
+    return Doorbell(make_celery(Settings.from_env(environ))).ring
+
+
+@pytest.fixture
+def real_time(school):
+    """The school, whose clock is the wall's: workers of other processes look at that one."""
+    school.assignment = replace(school.assignment, deadline=None)
+
+    def hand_in(name: str, data: str) -> int:
+        return school.hand_in(name, data.encode(), now=datetime.now(UTC)).submission_id
+
+    return hand_in
+
+
+@pytest.fixture
+def look(school):
+    def find(submission_id: int):
+        with school.database.read() as session:
+            return submissions.find(session, submission_id)
+
+    return find
+
+
+def test_killed_in_the_middle_the_next_worker_grades_it(
+    school, real_time, look, ring, start_worker, start_beat, wait_until
+):
+    start_beat()
+    doomed = start_worker(0)
+    submission_id = real_time("ada", "sleep 60")
+    ring("cpu")
+    wait_until(lambda: look(submission_id).stage == "numerics", 20, "the first worker's progress")
+    with school.database.write() as session:
+        # the next one finds a file that is done at once
+        session.get_one(Submission, submission_id).source = "sleep 0.1"
+    doomed.send_signal(signal.SIGKILL)
+    start_worker(1)
+    wait_until(lambda: look(submission_id).state is State.DONE, 30, "the second worker's grade")
+    row = look(submission_id)
+    assert (row.attempt, row.result.attempt) == (2, 2)
+    assert row.worker.endswith(":1")
+
+
+@on_sqlite
+def test_ten_bells_are_one_grading(real_time, look, ring, start_worker, wait_until, school):
+    submission_id = real_time("ada", "sleep 0.3")
+    for _ in range(10):
+        assert ring("cpu")
+    for slot in range(2):
+        start_worker(slot)
+    wait_until(lambda: look(submission_id).state is State.DONE, 30, "a grade")
+    _let_bells_fade(school)
+    assert look(submission_id).attempt == 1
+
+
+@on_sqlite
+def test_hand_ins_during_an_outage_are_graded_after_it(
+    real_time, look, ring, broker, start_worker, start_beat, wait_until
+):
+    start_beat()
+    start_worker()
+    first = real_time("ada", "sleep 0")
+    ring("cpu")
+    wait_until(lambda: look(first).state is State.DONE, 20, "a grade before the outage")
+    broker.stop()
+    started = time.monotonic()
+    ids = [real_time(name, "sleep 0.1") for name in ("ada", "bob", "cy")]
+    assert [ring("cpu") for _ in ids] == [False, False, False]
+    assert time.monotonic() - started < 2  # pages do not wait for a dead broker
+    time.sleep(1.0)
+    assert {look(i).state for i in ids} == {State.QUEUED}
+    broker.start()
+    wait_until(lambda: {look(i).state for i in ids} == {State.DONE}, 40, "grades after the outage")
+    assert [look(i).attempt for i in ids] == [1, 1, 1]
+
+
+@on_sqlite
+def test_a_worker_that_is_told_to_stop_loses_no_attempt(real_time, look, ring, start_worker, wait_until):
+    worker = start_worker()
+    submission_id = real_time("ada", "sleep 60")
+    ring("cpu")
+    wait_until(lambda: look(submission_id).stage == "numerics", 20, "progress")
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(15) == 0
+    row = look(submission_id)
+    assert (row.state, row.attempt, row.lost_attempts) == (State.QUEUED, 1, 0)
+
+
+@on_sqlite
+def test_a_bell_for_one_device_rings_there_alone(broker, environ, ring):
+    assert ring("cuda")
+    client = redis.Redis(unix_socket_path=str(broker.folder / "valkey.sock"))
+    lengths = {name: client.llen(name) for name in (*DEVICES, "sweep")}
+    client.close()
+    assert lengths == {"cpu": 0, "cuda": 1, "sweep": 0}
+
+
+@on_sqlite
+def test_messages_are_json_and_carry_no_work(broker, ring, real_time):
+    real_time("ada", "sleep 0.1  # a secret of Ada's")
+    ring("cpu")
+    client = redis.Redis(unix_socket_path=str(broker.folder / "valkey.sock"))
+    (message,) = client.lrange("cpu", 0, -1)
+    client.close()
+    assert b'"content-type": "application/json"' in message
+    assert b"secret" not in message
+
+
+def test_celery_accepts_json_alone_and_acknowledges_late():
+    conf = make_celery(Settings.from_env({})).conf
+    assert (conf.accept_content, conf.task_serializer) == (["json"], "json")
+    assert (conf.task_acks_late, conf.task_reject_on_worker_lost, conf.worker_prefetch_multiplier) == (True, True, 1)
+    assert conf.task_ignore_result
+    assert {GRADE, SWEEP} == {"tilegrade.grade", "tilegrade.sweep"}
+
+
+def _let_bells_fade(school):
+    """Long enough for every message to have been answered."""
+    time.sleep(1.5)
+    with school.database.read() as session:
+        assert submissions.waiting(session) == []
