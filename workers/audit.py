@@ -717,8 +717,8 @@ class Watch:
         """What was seen, as plain values of at most 40 KiB of JSON. `outputs` names the tensors that the call returned.
 
             `line` is None where no line of the student's file was under way. Besides the launches it holds:
-            outputs: per name `written_by_kernel`, whether a kernel of the file stored to its memory, followed through copies
-                and casts; `kernel_elements`, how many elements a kernel wrote last; `unwritten_elements`.
+            outputs: per name `written_by_kernel`, whether a kernel of the file stored to its memory, followed through
+                copies and casts; `kernel_elements`, how many elements a kernel wrote last; `unwritten_elements`.
             alive_after_bytes: what the call allocated and is still alive, outputs included.
             saved: what autograd keeps, `role` "input", "output" or "own", and every other storage that is still alive.
 
@@ -942,7 +942,7 @@ def explain_exception(error: BaseException, submission_file: str) -> dict[str, A
     """Type, message and line of what the student's code raised, without the interpreter's wrappings.
 
     Returns:
-        {"type": str, "message": str, "line": int | None, "source": str}; no line when no line of their file was under way.
+        {"type": str, "message": str, "line": int | None, "source": str}; no line: None.
     """
     files = _names_of(submission_file)
     cause = interpreter.root_cause(error)

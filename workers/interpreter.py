@@ -842,10 +842,43 @@ def _handle_init(handle: Any, data: Any, dtype: Any, attr: Any = None) -> None:
 def _speed_up_semantics() -> None:
     """Broadcasting is most of what a kernel does; Triton's own builds and compares shape lists each time."""
     semantic, builder = _semantic.TritonSemantic, _stock.InterpreterBuilder
+    semantic.binary_op_type_checking_impl = _binary_operands
     semantic.broadcast_impl_value = _broadcast
     semantic.cast = _cast
     builder.create_expand_dims = _create_expand_dims
     builder.create_broadcast = _create_broadcast
+
+
+def _binary_operands(semantic: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Any:
+    """The cases that need no promotion: two tensors of one type, or a tensor and a number that its type holds."""
+    # the fourth flag says division, which promotes half precision and minds signs
+    if not flags[3:] and not named:
+        left, right = _plain_type(lhs), _plain_type(rhs)
+        if left is not None and left is right:
+            return _broadcast(semantic, lhs, rhs)
+        if left is not None and _is_held(rhs, left):
+            return _broadcast(semantic, lhs, semantic.scalar_constant(rhs, left))
+        if right is not None and _is_held(lhs, right):
+            return _broadcast(semantic, semantic.scalar_constant(lhs, right), rhs)
+    return _stock_binary_operands(semantic, lhs, rhs, *flags, **named)
+
+
+def _plain_type(operand: Any) -> Any:
+    dtype = operand.dtype if type(operand) is _core.tensor else None
+    return dtype if dtype is tl.float32 or dtype is tl.int32 or dtype is tl.uint32 else None
+
+
+def _is_held(number: Any, dtype: Any) -> bool:
+    if dtype is tl.float32:
+        return type(number) is float or (type(number) is int and -(2**31) <= number < 2**31)
+    return dtype is tl.int32 and type(number) is int and -(2**31) <= number < 2**31
+
+
+def _splat(semantic: Any, tensor: Any, shape: Any) -> Any:
+    handle = tensor.handle
+    data = np.empty(tuple(shape.values), _np_dtype(handle.dtype))
+    data.fill(handle.data.item())
+    return semantic.tensor(_stock.TensorHandle(data, handle.dtype.scalar), _core.block_type(tensor.dtype, shape))
 
 
 def _broadcast(semantic: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
@@ -853,9 +886,9 @@ def _broadcast(semantic: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
     if not isinstance(left, _core.block_type):
         if not isinstance(right, _core.block_type):
             return lhs, rhs
-        return semantic.splat(lhs, right.shape), rhs
+        return _splat(semantic, lhs, right.shape), rhs
     if not isinstance(right, _core.block_type):
-        return lhs, semantic.splat(rhs, left.shape)
+        return lhs, _splat(semantic, rhs, left.shape)
     if left.shape is right.shape:
         return lhs, rhs
     a, b = left.shape.values, right.shape.values
@@ -903,6 +936,7 @@ _stock_fma: Any = _stock.InterpreterBuilder.create_fma
 _stock_fp_to_fp: Any = _stock.InterpreterBuilder.create_fp_to_fp
 _stock_apply: Any = _stock.ReduceScanOpInterface.apply
 _stock_reduce: Any = _stock.ReduceOps.apply_impl
+_stock_binary_operands: Any = _semantic.TritonSemantic.binary_op_type_checking_impl
 _stock_broadcast: Any = _semantic.TritonSemantic.broadcast_impl_value
 _stock_semantic_cast: Any = _semantic.TritonSemantic.cast
 _NO_SHAPE: Any = _core.tuple([])
