@@ -49,6 +49,7 @@ _WARM_LIMIT_S = 120.0
 _FAILED_STARTS = 3
 _FREEZE_LIMIT_S = 2.0
 _END_LIMIT_S = 5.0
+_OWN_END_LIMIT_S = 1.0  # freeing gigabytes or thousands of files takes most of it on a busy host
 
 __all__ = [
     "Ending",
@@ -226,7 +227,7 @@ class Sandbox:
         """A candidate that closed its socket is ending; its status, a moment later, says more than our SIGKILL."""
         if self._is_alive() and self._has_hung_up():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.2)
+                self._process.wait(_OWN_END_LIMIT_S)
 
     def _has_hung_up(self) -> bool:
         poller = select.poll()

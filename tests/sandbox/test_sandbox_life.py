@@ -1,7 +1,7 @@
 """From being started ahead of need to being gone: taking, freezing, killing, and what is left behind."""
 
 import gc
-import os
+import signal
 import statistics
 import sys
 import threading
@@ -253,7 +253,7 @@ def test_candidate_that_died_while_it_waited_is_not_handed_out(make_pool):
     waiting = pool._started[0]
     time.sleep(0.3)
     for pid in processes.tree(waiting.pid) - {waiting.pid}:
-        os.kill(pid, 9)
+        processes.send(pid, signal.SIGKILL)
     time.sleep(0.1)
     sandbox = pool.take(20)
     assert sandbox is not waiting
