@@ -190,10 +190,12 @@ def web() -> None:
 @cli.command()
 @click.option("--device", type=click.Choice(DEVICES), help="What to grade with.")
 @click.option("--slot", type=click.IntRange(0), help="Number of this worker on this host.")
-def worker(device: str | None, slot: int | None) -> None:
+@click.option("--check", is_flag=True, help="Exit 0 when that worker has reported itself of late, else 1.")
+def worker(device: str | None, slot: int | None, check: bool) -> None:
     """Run one worker process. It replaces this one."""
     options = [] if device is None else ["--device", device]
     options += [] if slot is None else ["--slot", str(slot)]
+    options += ["--check"] if check else []
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "workers.tasks", *options])  # noqa: S606
 

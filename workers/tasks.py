@@ -356,6 +356,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.tasks", description=__doc__)
     parser.add_argument("--device", choices=DEVICES, help="what to grade with; TILEGRADE_DEVICE otherwise")
     parser.add_argument("--slot", type=int, help="number of this worker on this host; TILEGRADE_SLOT otherwise")
+    parser.add_argument("--check", action="store_true", help="exit 0 when this host's worker reported itself of late")
     arguments = parser.parse_args(argv)
     log_to_stderr("worker")
     # root is what lets us give every candidate a user of its own; messages are JSON, never code
@@ -367,6 +368,8 @@ def main(argv: list[str] | None = None) -> int:
             device=settings.device if arguments.device is None else arguments.device,
             slot=settings.slot if arguments.slot is None else arguments.slot,
         )
+        if arguments.check:
+            return 0 if _is_alive(settings) else 1
         if settings.device != "cpu":
             raise UserError(f"No worker grades on {settings.device!r} yet; use cpu.")  # noqa: TRY301
         isolation_note = _prepare_host(settings)
@@ -403,6 +406,14 @@ def _prepare_host(settings: Settings) -> str:
             f"Mend that, or set TILEGRADE_ALLOW_REDUCED_SANDBOX=1 and trust every student."
         )
     return " ".join(isolation.notes)
+
+
+def _is_alive(settings: Settings) -> bool:
+    database = Database(settings.database_url)
+    with database.read() as session:
+        me = next((one for one in submissions.workers(session) if one.name == worker_name(settings)), None)
+    database.close()
+    return me is not None and not submissions.is_gone(me, datetime.now(UTC))
 
 
 def _report_refusal(settings: Settings, why: str) -> None:

@@ -1,0 +1,269 @@
+"""docker-compose.yml and what it builds, as far as can be known without Docker: schema, commands, files, profile."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import jsonschema
+import pytest
+import yaml
+
+from grader.cli import cli
+from grader.settings import Settings, known_variables
+from workers.isolation import host_isolation
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+PROFILE = json.loads((ROOT / "docker" / "seccomp.json").read_text())
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+
+STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+DURATION = {"type": "string", "pattern": r"^(\d+(h|m|s|ms))+$"}
+# the part of the Compose specification that this file uses; nothing else may appear
+SCHEMA = {
+    "type": "object",
+    "required": ["services"],
+    "additionalProperties": False,
+    "patternProperties": {"^x-": {}},
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"},
+        "volumes": {"type": "object", "additionalProperties": {"type": ["object", "null"]}},
+        "services": {
+            "type": "object",
+            "patternProperties": {"^[a-zA-Z0-9._-]+$": {"$ref": "#/$defs/service"}},
+            "additionalProperties": False,
+        },
+    },
+    "$defs": {
+        "service": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["image"],
+            "properties": {
+                "image": {"type": "string"},
+                "build": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["context", "dockerfile"],
+                    "properties": {"context": {"type": "string"}, "dockerfile": {"type": "string"}},
+                },
+                "command": STRINGS,
+                "environment": {"type": "object", "additionalProperties": {"type": "string"}},
+                "ports": STRINGS,
+                "volumes": STRINGS,
+                "tmpfs": STRINGS,
+                "profiles": STRINGS,
+                "cap_add": STRINGS,
+                "cap_drop": STRINGS,
+                "security_opt": STRINGS,
+                "init": {"type": "boolean"},
+                "read_only": {"type": "boolean"},
+                "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
+                "stop_grace_period": DURATION,
+                "healthcheck": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["test"],
+                    "properties": {
+                        "test": {
+                            "type": "array",
+                            "prefixItems": [{"enum": ["CMD", "CMD-SHELL"]}],
+                            "items": {"type": "string"},
+                            "minItems": 2,
+                        },
+                        "interval": DURATION,
+                        "timeout": DURATION,
+                        "start_period": DURATION,
+                        "retries": {"type": "integer", "minimum": 1},
+                    },
+                },
+                "depends_on": {
+                    "type": "object",
+                    "additionalProperties": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "required": ["condition"],
+                        "properties": {
+                            "condition": {
+                                "enum": ["service_started", "service_healthy", "service_completed_successfully"]
+                            }
+                        },
+                    },
+                },
+                "deploy": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "resources": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {
+                                "reservations": {
+                                    "type": "object",
+                                    "additionalProperties": False,
+                                    "properties": {
+                                        "devices": {
+                                            "type": "array",
+                                            "items": {
+                                                "type": "object",
+                                                "additionalProperties": False,
+                                                "required": ["capabilities"],
+                                                "properties": {
+                                                    "driver": {"type": "string"},
+                                                    "device_ids": STRINGS,
+                                                    "capabilities": STRINGS,
+                                                },
+                                            },
+                                        }
+                                    },
+                                }
+                            },
+                        }
+                    },
+                },
+            },
+        }
+    },
+}
+
+
+def test_the_file_keeps_to_the_compose_specification():
+    jsonschema.Draft202012Validator(SCHEMA).validate(COMPOSE)
+
+
+def test_the_parts_of_the_service_are_there():
+    assert set(COMPOSE["services"]) == {"migrate", "web", "beat", "worker", "worker-gpu", "postgres", "redis"}
+    assert COMPOSE["services"]["worker-gpu"]["profiles"] == ["gpu"]
+
+
+def test_whatever_runs_for_long_has_a_health_check_or_is_told_by_the_database():
+    without = {name for name, one in COMPOSE["services"].items() if "healthcheck" not in one and one["restart"] != "no"}
+    assert without == {"beat"}  # a sweep that dies is started again; nothing waits for it
+
+
+def test_what_is_depended_on_can_fulfil_it():
+    for service in COMPOSE["services"].values():
+        for name, wanted in service.get("depends_on", {}).items():
+            other = COMPOSE["services"][name]
+            if wanted["condition"] == "service_healthy":
+                assert "healthcheck" in other
+            if wanted["condition"] == "service_completed_successfully":
+                assert other["restart"] == "no"
+
+
+def test_every_volume_is_declared_and_used():
+    used = {volume.split(":")[0] for one in COMPOSE["services"].values() for volume in one.get("volumes", [])}
+    assert used == set(COMPOSE["volumes"])
+
+
+def _commands():
+    for name, service in COMPOSE["services"].items():
+        yield f"{name}-command", service.get("command", [])
+        yield f"{name}-healthcheck", service.get("healthcheck", {}).get("test", [])[1:]
+    for path in DOCKERFILES:
+        yield path.name, json.loads(re.search(r"^CMD (.*)$", path.read_text(), re.MULTILINE)[1])
+    for number, line in enumerate((ROOT / "docker" / "README.md").read_text().splitlines()):
+        if match := re.search(r"docker compose exec \w+ (tilegrade .*?)(`|$)", line):
+            yield f"README-{number}", shlex.split(match[1])
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, id=name) for name, words in _commands() if words[:1] == ["tilegrade"]]
+)
+def test_every_command_is_one_of_ours(words):
+    command: click.Command = cli
+    rest = words[1:]
+    while isinstance(command, click.Group):
+        assert rest[0] in command.commands, f"{' '.join(words)}: there is no {rest[0]!r}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    command.make_context("tilegrade", list(rest))  # raises UsageError where options or arguments do not fit
+
+
+def test_the_healthcheck_of_the_web_asks_a_page_that_exists():
+    asked = COMPOSE["services"]["web"]["healthcheck"]["test"][-1]
+    port = Settings.from_env({}).port
+    assert f"http://127.0.0.1:{port}/health" in asked
+    assert '"/health"' in (ROOT / "grader" / "web" / "__init__.py").read_text()
+
+
+def test_every_variable_is_one_that_settings_reads():
+    for service in COMPOSE["services"].values():
+        for name in service.get("environment", {}):
+            if name.startswith("TILEGRADE_"):
+                assert name in known_variables()
+
+
+def test_no_password_is_in_the_file():
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert re.findall(r"TILEGRADE_POSTGRES_PASSWORD(?!:\?)", text.split("name: tilegrade")[1]) == []
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_what_an_image_copies_is_there(path):
+    for line in re.findall(r"^COPY (.*)$", path.read_text(), re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists(), source
+    for name in re.findall(r"(TILEGRADE_[A-Z_]+)=", path.read_text()):
+        assert name in known_variables()
+
+
+def test_builds_name_files_that_are_there():
+    for service in COMPOSE["services"].values():
+        if "build" in service:
+            assert (ROOT / service["build"]["dockerfile"]).is_file()
+        for option in service.get("security_opt", []):
+            if option.startswith("seccomp="):
+                assert (ROOT / option.removeprefix("seccomp=")).is_file()
+
+
+def test_only_workers_may_do_more_than_a_container_usually_may():
+    more = {name for name, one in COMPOSE["services"].items() if one.get("cap_add")}
+    assert more == {"worker", "worker-gpu"}
+    for name in ("web", "beat", "migrate"):
+        service = COMPOSE["services"][name]
+        assert (service["cap_drop"], service["read_only"]) == (["ALL"], True)
+
+
+def test_the_profile_is_an_allow_list_without_what_breaks_out():
+    assert PROFILE["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert {group["action"] for group in PROFILE["syscalls"]} == {"SCMP_ACT_ALLOW"}
+    names = [name for group in PROFILE["syscalls"] for name in group["names"]]
+    assert len(names) == len(set(names))
+    assert {"clone", "unshare", "setns", "mount", "umount2", "pivot_root"} <= set(names)
+    dangerous = """
+        acct add_key bpf create_module delete_module finit_module init_module io_uring_enter io_uring_register
+        io_uring_setup iopl ioperm kexec_file_load kexec_load keyctl lookup_dcookie memfd_secret modify_ldt
+        open_by_handle_at perf_event_open process_vm_readv process_vm_writev ptrace quotactl reboot request_key
+        settimeofday clock_settime swapon swapoff syslog userfaultfd vhangup
+    """
+    assert set(names) & set(dangerous.split()) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_a_sandbox_can_be_built_under_the_profile():
+    """As root with Docker's capabilities, or as whoever runs the tests."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).parent / "contained.py"),
+            str(ROOT / "docker" / "seccomp.json"),
+            sys.executable,
+            "-c",
+            "from workers.isolation import host_isolation; print(host_isolation().level)",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == host_isolation().level
