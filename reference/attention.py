@@ -22,6 +22,7 @@ from reference.operation import Costs, Inputs, Operation, Options, Specs
 
 _KERNEL_FILE = Path(__file__).parent / "kernels" / "attention.py"
 _SPREAD = 1.5  # of q and k: scores then spread by 2.25, so that a few keys carry each output
+_CALM = 0.9  # the same, where the recipe decides which key is the largest, or that none is
 # Largest first coordinate of a key where a fill shapes the scores along the keys; the queries get the other factor.
 # Small, because dq = dS @ K: what a float32 lse leaves of sum(dS), which should be 0, is multiplied by it.
 _STEER = 2.0
@@ -111,16 +112,16 @@ def make_inputs(
     """q, k, v of the recipe called `fill`; scores reach about 10 unless the recipe says otherwise.
 
     rising-max: scores climb by 20 from the first key to the last. falling-max: the first key's score is the largest and
-    the rest sink by 20. early-jump, late-jump: one key of the first, or the last, quarter outdoes the rest. large: scores
-    of up to 130. negative: all about -150. negative-tail: all about -20, where a padded key of score 0 would win.
-    zero-mean: nearly even weights, so that the values cancel and small errors of a long sum show.
+    the rest sink by 20. early-jump, late-jump: one key of the first, or the last, quarter outdoes the rest.
+    large: scores of up to 130. negative: all about -150. negative-tail: all about -20, where a padded key of score 0
+    would win. zero-mean: nearly even weights, so that the values cancel and small errors of a long sum show.
     """
     n_batch, n_queries, n_keys, d = axes["batch"], axes["queries"], axes["keys"], axes["head_dim"]
 
     def normal(n_rows: int, spread: float) -> Tensor:
         return torch.randn(n_batch, n_rows, d, generator=generator) * spread
 
-    spread = 0.7 if fill in ("zero-mean", "falling-max") else _SPREAD
+    spread = _CALM if fill in ("zero-mean", "falling-max", "early-jump", "late-jump") else _SPREAD
     q, k, v = normal(n_queries, spread), normal(n_keys, spread), normal(n_keys, 1.0)
     profile = _score_profile(fill, n_keys, generator)
     if profile is not None:

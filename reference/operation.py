@@ -77,7 +77,7 @@ class Operation:
     # How the upstream gradient lies in memory, by fill: "strided", or "expanded" (one element, stride 0, as after
     # .sum().backward()). Contiguous for every other fill, also where the inputs are strided.
     upstream_layouts: Mapping[str, str] = field(default_factory=dict)
-    # Inputs that a case with layout "strided" hands over as views; None: all of them. The upstream gradient never is one.
+    # Inputs that a case with layout "strided" hands over as views; None: all of them, save the upstream gradient.
     strided_inputs: tuple[str, ...] | None = None
     tiles: tuple[int, ...] = TILES
 

@@ -1,9 +1,9 @@
-"""PROGRAM: run one hand-in over its assignment's cases in the interpreter, without a sandbox. For trusted files only.
+"""PROGRAM: run hand-ins over their assignment's cases in the interpreter, without a sandbox. For trusted files only.
 
-    python tests/reference/hand_in.py ASSIGNMENT FILE [--save OUTPUTS.pt] [--only CASE ...]
+    python tests/reference/hand_in.py ASSIGNMENT FILE[::CASE,CASE...] ... [--save OUTPUTS.pt]
 
-Prints a table of errors against limits, or with --save leaves inputs and outputs of every case for a test to read. It is
-how limits and sizes are chosen; what a grade says is decided by the examiner in the sandbox, never here.
+Prints a table of errors against limits for each file, or with --save leaves {file: {case: {output: tensor}}} for a test
+to read. It is how limits and sizes are chosen; what a grade says is decided by the examiner in the sandbox, never here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def inputs_of(operation: Operation, case: Case) -> dict[str, torch.Tensor]:
         if layout == "strided":
             made[name] = strided(value)
         elif layout == "expanded":
-            made[name] = value.reshape(-1)[:1].clone().expand(value.shape)
+            guarded = torch.full((value.numel(),), float("nan"), dtype=value.dtype)  # one element, and guards after it
+            guarded[0] = value.reshape(-1)[0]
+            made[name] = guarded[:1].expand(value.shape)
     return made
 
 
@@ -85,48 +87,56 @@ def call(module: object, assignment: Assignment, operation: Operation, case: Cas
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("assignment")
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--save", type=Path)
-    parser.add_argument("--only", nargs="*")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    prepare_interpreter()
-    assignment = load_assignment(ROOT / "assignments" / asked.assignment)
-    operation = reference.load(assignment.operation)
-    spec = importlib.util.spec_from_file_location("hand_in_file", asked.file)
+def run(path: Path, only: set[str], assignment: Assignment, operation: Operation, *, table: bool):  # type: ignore[no-untyped-def]
+    """{case: {output: tensor}} of one file. A case that raises is left out."""
+    spec = importlib.util.spec_from_file_location(f"hand_in_{path.stem.replace('-', '_')}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-
-    saved, total_s = {}, 0.0
+    found, total_s = {}, 0.0
     for case in assignment.cases:
-        if asked.only and case.name not in asked.only:
+        if only and case.name not in only:
             continue
         inputs = inputs_of(operation, case)
         start = time.process_time()
         try:
             outputs = call(module, assignment, operation, case, inputs)
-        except Exception as exc:  # noqa: BLE001 - whatever the file raises is its result
+        except Exception as exc:
             print(f"{case.name:22} raises {type(exc).__name__}: {str(exc)[:90]}")
             continue
         seconds = time.process_time() - start
         total_s += seconds
-        saved[case.name] = outputs
-        if not asked.save:
+        found[case.name] = outputs
+        if table:
             want = operation.oracle(inputs, case.options or {})
             limits = limits_of(assignment, operation, case, inputs)
             errors = {name: relative_error(outputs[name], want[name]) for name in limits}
             worst = max(errors[name] / limits[name] for name in limits)
             marks = " ".join(f"{name} {errors[name]:.1e}/{limits[name]:.1e}" for name in limits)
             print(f"{case.name:22} {'ok  ' if worst <= 1 else 'FAIL'} {worst:9.2g}x  {seconds:.2f} s  {marks}")
+    if table:
+        print(f"{total_s:.2f} s in {len(found)} cases of {path.name}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("assignment")
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--save", type=Path)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    prepare_interpreter()
+    assignment = load_assignment(ROOT / "assignments" / asked.assignment)
+    operation = reference.load(assignment.operation)
+    saved = {}
+    for argument in asked.files:
+        file, _, cases = argument.partition("::")
+        only = set(filter(None, cases.split(",")))
+        saved[file] = run(Path(file), only, assignment, operation, table=not asked.save)
     if asked.save:
         torch.save(saved, asked.save)
-    else:
-        print(f"{total_s:.2f} s in {len(saved)} cases")
 
 
 if __name__ == "__main__":
