@@ -98,11 +98,14 @@ def mistake_on_probe(
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float | None:
-    """Like `relative_error`, but two values that are NaN, or the same infinity, agree."""
+    """Like `relative_error`, but two values that are both not finite agree.
+
+    One mistake gives NaN in one way of writing it and -inf in another: log of an empty sum, or 0 / 0.
+    """
     if a.shape != b.shape:
         return None
     a64, b64 = a.to(torch.float64), b.to(torch.float64)
-    same = (a64 == b64) | (torch.isnan(a64) & torch.isnan(b64))
+    same = (a64 == b64) | (~torch.isfinite(a64) & ~torch.isfinite(b64))
     if not torch.isfinite(a64[~same]).all() or not torch.isfinite(b64[~same]).all():
         return None
     finite = b64[torch.isfinite(b64)]
