@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import lru_cache
 
 from grader import measurement
 from grader.course import Catalog
 from grader.errors import AssignmentError
 from grader.judging import judge
+from grader.measurement import Examination
 from grader.models import Result, State, Submission
 from grader.report import Report, report
 from grader.wording import one_line
@@ -36,12 +38,18 @@ def report_of(row: Submission, catalog: Catalog, *, for_staff: bool) -> Shown:
     except AssignmentError as exc:
         why = f": {one_line(str(exc), 400)}" if for_staff else "; your instructor can see why"
         return Shown(notices=(f"The assignment cannot be loaded just now, so its report cannot be shown{why}.",))
-    examination = measurement.loads(result.examination)
+    examination = _examination(result.examination)
     grade = judge(assignment, examination)
     if result.released:
         grade = dataclasses.replace(grade, verdict=grade.released_verdict)
     found = report(assignment, examination, grade, for_staff=for_staff)
     return Shown(report=found, notices=_notices(result, found))
+
+
+@lru_cache(maxsize=32)
+def _examination(text: str) -> Examination:
+    """Reading one with error maps takes longer than everything else on its page, and people come back to it."""
+    return measurement.loads(text)
 
 
 def _notices(result: Result, found: Report) -> tuple[str, ...]:

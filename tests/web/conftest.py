@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from web_campus import Campus, make_campus
+from flask.testing import FlaskClient
+from web_campus import Campus, field_of, make_campus
 
 from grader.db import Database
 
@@ -20,3 +22,9 @@ def campus(database: Database, tmp_path: Path) -> Campus:
 def sqlite_campus(sqlite_database: Database, tmp_path: Path) -> Campus:
     """For tests whose subject is not the database."""
     return make_campus(sqlite_database, tmp_path / "data")
+
+
+@pytest.fixture
+def token_of() -> Callable[[FlaskClient], str]:
+    """Reads the token that every form of that person's pages carries."""
+    return lambda client: field_of(client.get("/").text, "csrf_token")

@@ -1,0 +1,405 @@
+"""What the pages say and do: handing in, following, reading, and the staff's lists."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+from web_campus import COURSE, SLUG, Campus, corpus, field_of, make_campus, stored
+from werkzeug.test import TestResponse
+
+from grader import course, submissions
+from grader.db import Database
+from grader.measurement import Evidence
+from grader.models import Role, State, WorkerStatus
+from grader.web import submissions as submission_pages
+
+PAGE = f"/c/{COURSE}/{SLUG}"
+GOOD = b"import torch\n"
+
+
+def hand_in(client: FlaskClient, *, upload: bytes | None = None, name: str = "k.py", **fields: str) -> TestResponse:
+    """Fill in the form of the assignment's page and send it."""
+    html = client.get(PAGE).text
+    data: dict[str, object] = {"csrf_token": field_of(html, "csrf_token"), "key": field_of(html, "key"), **fields}
+    if upload is not None:
+        data["file"] = (io.BytesIO(upload), name)
+    return client.post(f"{PAGE}/submissions", data=data, content_type="multipart/form-data")
+
+
+def test_the_home_page_says_what_is_due_and_where_one_stands(campus: Campus) -> None:
+    client = campus.client("ada")
+    assert "Not handed in" in client.get("/").text
+    campus.hand_in("ada")
+    assert "Being graded" in client.get("/").text
+    campus.record(campus.claim(), stored("ok-block-pointers"))
+    home = client.get("/").text
+    assert "Full marks" in home
+    assert "70" in home
+    assert "All submissions" not in home
+
+
+def test_a_deadline_is_shown_with_its_moment_and_an_extension_of_ones_own(campus: Campus) -> None:
+    ada = campus.person("ada")
+    later = campus.now + timedelta(days=3)
+    with campus.database.write() as db:
+        entry = course.assignment_in(db, course_slug=COURSE, slug=SLUG)
+        assert entry is not None
+        entry.deadline = campus.now - timedelta(hours=1)
+        course.grant_extension(
+            db, course_assignment_id=entry.id, user_id=ada.id, until=later, actor_id=None, now=campus.now
+        )
+    mine, theirs = campus.client("ada").get(PAGE).text, campus.client("ben").get(PAGE).text
+    assert f'<time datetime="{later:%Y-%m-%dT%H:%M:%SZ}" data-local>' in mine
+    assert "your own extension" in mine
+    assert 'type="file"' in mine
+    assert "The deadline was" in theirs
+    assert 'type="file"' not in theirs
+    assert "Closed" in campus.client("ben").get("/").text
+
+
+def test_the_assignment_page_shows_the_handout_and_gives_the_starter(campus: Campus) -> None:
+    client = campus.client("ada")
+    html = client.get(PAGE).text
+    assert "<math" in html
+    assert '<span class="k">def</span>' in html
+    starter = client.get(f"{PAGE}/starter.py")
+    assert starter.text == campus.catalog.load(SLUG).starter
+    assert starter.headers["Content-Disposition"] == f'attachment; filename="{SLUG}.py"'
+
+
+def test_an_assignment_whose_folder_is_broken_says_so_to_staff_alone(sqlite_database: Database, tmp_path: Path) -> None:
+    campus = make_campus(sqlite_database, tmp_path / "data")
+    with campus.database.write() as db:
+        made = course.find_course(db, COURSE)
+        assert made is not None
+        course.set_assignment(db, course_id=made.id, slug="not-there")
+    student, staff = campus.client("ada"), campus.client("grace", Role.INSTRUCTOR)
+    assert student.get("/").status_code == 200
+    assert "assignment.toml" not in student.get("/").text
+    assert "assignment.toml" in staff.get("/").text
+    answer = student.get(f"/c/{COURSE}/not-there")
+    assert answer.status_code == 503
+    assert "cannot be loaded" in answer.text
+    assert "assignment.toml" not in answer.text
+
+
+@pytest.mark.parametrize("way", ["upload", "paste"])
+def test_a_file_is_handed_in_and_the_bell_rings_after_it(campus: Campus, way: str) -> None:
+    client = campus.client("ada")
+    source = "# ünïcode\nimport torch\n"
+    answer = hand_in(client, upload=source.encode()) if way == "upload" else hand_in(client, source=source)
+    assert (answer.status_code, campus.rung) == (303, ["cpu"])
+    download = client.get(answer.headers["Location"] + "/source.py")
+    assert download.text == source
+    assert download.headers["Content-Disposition"].startswith("attachment")
+
+
+def test_a_double_click_is_one_submission(campus: Campus) -> None:
+    client = campus.client("ada")
+    html = client.get(PAGE).text
+    fields = {name: field_of(html, name) for name in ("csrf_token", "key")} | {"source": "import torch\n"}
+    answers = [client.post(f"{PAGE}/submissions", data=fields) for _ in range(2)]
+    assert answers[0].headers["Location"] == answers[1].headers["Location"]
+    assert campus.rung == ["cpu"]
+    assert "a moment ago" in client.get(answers[1].headers["Location"]).text
+
+
+@pytest.mark.parametrize(
+    ("upload", "said"),
+    [
+        pytest.param(b"", "Your file is empty", id="empty"),
+        pytest.param(b" \r\n\t ", "Your file is empty", id="blank"),
+        pytest.param(b"#" * 300 * 1024, "Your file is 300 KiB and the limit is 256 KiB", id="300-KiB"),
+        pytest.param(b"\x89PNG\r\n\x1a\n" + bytes(99), "Your file is a PNG image", id="png"),
+        pytest.param("# größe\n".encode("latin-1"), "Your file is not UTF-8: line 1 holds the byte 0xf6", id="latin-1"),
+        pytest.param(b"import torch\nx = '\0'\n", "Your file has a NUL byte on line 2", id="nul"),
+    ],
+)
+def test_a_file_that_cannot_be_graded_is_refused_in_one_sentence(campus: Campus, upload: bytes, said: str) -> None:
+    answer = hand_in(campus.client("ada"), upload=upload)
+    assert answer.status_code == 400
+    assert answer.text.count('role="alert"') == 1
+    assert said in answer.text
+    assert campus.rung == []
+
+
+def test_line_ends_of_a_pasted_file_are_as_they_were_typed(campus: Campus) -> None:
+    client = campus.client("ada")
+    location = hand_in(client, source="a = 1\r\nb = 2\r\n").headers["Location"]
+    assert client.get(location + "/source.py").data == b"a = 1\nb = 2\n"
+
+
+def test_a_request_too_large_for_any_file_gets_a_page_that_says_the_limit(campus: Campus) -> None:
+    answer = hand_in(campus.client("ada"), upload=b"#" * 420 * 1024)
+    assert answer.status_code == 413
+    assert "The limit is 256 KiB" in answer.text
+
+
+def test_a_refused_hand_in_keeps_what_was_pasted(campus: Campus) -> None:
+    pasted = "x = '</textarea><script>alert(1)</script>'\0\n"
+    answer = hand_in(campus.client("ada"), source=pasted)
+    assert answer.status_code == 400
+    assert "x = &#39;&lt;/textarea&gt;&lt;script&gt;" in answer.text
+    assert "<details open>" in answer.text
+
+
+@pytest.mark.parametrize("ended", ["session", "token"])
+def test_an_ended_session_does_not_cost_what_was_pasted(campus: Campus, ended: str) -> None:
+    client = campus.client("ada")
+    token = field_of(client.get(PAGE).text, "csrf_token")
+    if ended == "session":
+        with client.session_transaction() as session:
+            for key in ("user", "epoch", "since", "seen"):
+                del session[key]
+    data = {"csrf_token": token if ended == "session" else "old", "source": "precious = '<b>'\n"}
+    answer = client.post(f"{PAGE}/submissions", data=data)
+    assert answer.status_code == (401 if ended == "session" else 400)
+    assert "precious = &#39;&lt;b&gt;&#39;" in answer.text
+
+
+def test_handing_in_too_fast_is_refused(sqlite_database: Database, tmp_path: Path) -> None:
+    campus = make_campus(sqlite_database, tmp_path / "data", HAND_INS_PER_MINUTE="2")
+    client = campus.client("ada")
+    statuses = [hand_in(client, source=f"x = {i}\n").status_code for i in range(3)]
+    assert statuses == [303, 303, 400]
+    assert len(campus.rung) == 2
+
+
+def test_the_page_follows_a_submission_to_its_report(campus: Campus) -> None:
+    client = campus.client("ada")
+    first, second = campus.hand_in("ben"), campus.hand_in("ada")
+    path = f"/submissions/{second}"
+
+    def news() -> dict[str, object]:
+        found: dict[str, object] = json.loads(client.get(f"{path}/status").text)
+        return found
+
+    with campus.database.write() as db:
+        submissions.report_worker(db, name="w", device="cpu", status=WorkerStatus.IDLE, now=campus.now)
+    assert news()["line"] == "Queued. Yours is number 2 in line."
+    ben = campus.claim()
+    assert ben.submission_id == first
+    assert news()["line"] == "Queued. Yours is the next to be graded."
+    job = campus.claim()
+    assert news()["line"] == "Grading: preflight."
+    campus.progress(job, "numerics", 0.5)
+    assert news()["line"] == "Grading: numerics, 50% of this step."
+    assert 'data-events="' in client.get(path).text
+    campus.record(job, stored("ok-block-pointers"))
+    assert news()["done"] is True
+    page = client.get(path).text
+    assert "data-events" not in page
+    assert client.get(f"{path}/report").text.strip()[:200] in page
+
+
+def test_a_stream_tells_each_change_once_and_ends_with_the_report(
+    campus: Campus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission_pages, "LOOK_EVERY_S", 0.01)
+    client = campus.client("ada")
+    submission_id = campus.hand_in("ada")
+    job = campus.claim()
+    with client.get(f"/submissions/{submission_id}/events", buffered=False) as answer:
+        told = iter(answer.response)
+        assert next(told) == b"retry: 1000\n\n"
+        assert b"Grading: preflight." in next(told)
+        campus.progress(job, "memory")
+        assert b"Grading: memory." in next(told)
+        campus.record(job, stored("ok-block-pointers"))
+        assert b'"done": true' in next(told)
+        assert list(told) == []
+
+
+def test_a_stream_ends_by_itself_and_is_not_given_to_everybody(
+    sqlite_campus: Campus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission_pages, "STREAM_S", 0.0)
+    client = sqlite_campus.client("ada")
+    path = f"/submissions/{sqlite_campus.hand_in('ada')}/events"
+    streams = sqlite_campus.app.extensions["tilegrade"].streams
+    for _ in range(20):  # each gives its place back
+        with client.get(path) as answer:
+            assert answer.text == "retry: 1000\n\n"
+    taken = 0
+    while streams.acquire(blocking=False):
+        taken += 1
+    assert taken == 8
+    assert client.get(path).status_code == 503
+
+
+def test_a_stream_holds_no_connection_while_it_waits(campus: Campus, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+    monkeypatch.setattr(
+        submission_pages.time, "sleep", lambda _s: held.append(campus.database.engine.pool.checkedout())
+    )
+    monkeypatch.setattr(submission_pages, "STREAM_S", 0.05)
+    client = campus.client("ada")
+    with client.get(f"/submissions/{campus.hand_in('ada')}/events") as answer:
+        assert answer.status_code == 200
+        assert b"retry" in answer.data
+    assert held
+    assert set(held) == {0}
+
+
+def test_the_report_shows_verdict_axes_probes_and_charts(campus: Campus) -> None:
+    submission_id = campus.graded("ada", stored("no-rescale-output"), corpus("no-rescale-output"))
+    html = campus.client("ada").get(f"/submissions/{submission_id}").text
+    for wanted in ("Wrong result", "Numerics", "Memory", "Structure", "Speed", "Not measured", "rising-max"):
+        assert wanted in html
+    assert html.count('class="heat"') == 3
+    assert html.count("<desc") >= 4
+    assert "peak above the inputs against" in html
+    assert 'id="L12"' in html
+
+
+def test_hidden_probes_seed_and_evidence_are_for_staff_alone(campus: Campus) -> None:
+    hidden = [case.name for case in campus.catalog.load(SLUG).cases if case.hidden]
+    assert hidden
+    found = dataclasses.replace(
+        stored("ok-block-pointers"), seed=123454321, evidence=(Evidence(kind="clock", message="it went back"),)
+    )
+    path = f"/submissions/{campus.graded('ada', found)}"
+    mine, theirs = campus.client("ada").get(path).text, campus.client("grace", Role.INSTRUCTOR).get(path).text
+    for secret in (*hidden, "123454321", "it went back", "Judge again", "host-1"):
+        assert secret not in mine
+        assert secret in theirs
+    assert "Being checked" in mine
+    assert "hidden 1" in mine
+
+
+def test_a_held_grade_is_published_by_an_instructor(campus: Campus, token_of: Callable[[FlaskClient], str]) -> None:
+    found = dataclasses.replace(stored("ok-block-pointers"), evidence=(Evidence(kind="clock", message="odd"),))
+    path = f"/submissions/{campus.graded('ada', found)}"
+    board = f"{PAGE}/leaderboard"
+    ada, grace = campus.client("ada"), campus.client("grace", Role.INSTRUCTOR)
+    assert "Nobody is here yet" in ada.get(board).text
+    assert grace.post(f"{path}/release", data={"csrf_token": token_of(grace)}).status_code == 303
+    assert "Full marks" in ada.get(path).text
+    assert "Full marks" in ada.get(board).text
+
+
+def test_judging_again_tells_what_changed(campus: Campus, token_of: Callable[[FlaskClient], str]) -> None:
+    path = f"/submissions/{campus.graded('ada', stored('ok-block-pointers'))}"
+    grace = campus.client("grace", Role.INSTRUCTOR)
+    grace.post(f"{path}/re-judge", data={"csrf_token": token_of(grace)})
+    assert "Judged again: still full, 70 points." in grace.get(path).text
+
+
+def test_judging_what_was_never_measured_says_why_not(campus: Campus, token_of: Callable[[FlaskClient], str]) -> None:
+    path = f"/submissions/{campus.hand_in('ada')}"
+    grace = campus.client("grace", Role.INSTRUCTOR)
+    answer = grace.post(f"{path}/re-judge", data={"csrf_token": token_of(grace)})
+    assert answer.status_code == 400
+    assert "was not graded yet" in answer.text
+
+
+def test_a_submission_that_we_could_not_grade_says_that_it_is_our_fault(campus: Campus) -> None:
+    submission_id = campus.hand_in("ada")
+    with campus.database.write() as db:
+        row = submissions.find(db, submission_id)
+        assert row is not None
+        row.state, row.fault_note = State.FAULTED, "the sandbox did not start on host-1"
+    ada, grace = campus.client("ada"), campus.client("grace", Role.INSTRUCTOR)
+    mine = ada.get(f"/submissions/{submission_id}").text
+    assert "costs you neither points nor an attempt" in mine
+    assert "host-1" not in mine
+    assert "the sandbox did not start" in grace.get(f"/submissions/{submission_id}").text
+    assert "the sandbox did not start" in grace.get("/queue").text
+
+
+def test_a_student_withdraws_what_waits(campus: Campus, token_of: Callable[[FlaskClient], str]) -> None:
+    client = campus.client("ada")
+    path = f"/submissions/{campus.hand_in('ada')}"
+    client.post(f"{path}/cancel", data={"csrf_token": token_of(client)})
+    assert "Withdrawn. It does not count." in client.get(path).text
+    client.post(f"{path}/cancel", data={"csrf_token": token_of(client)})
+    assert "Too late to withdraw it" in client.get(path).text
+
+
+def test_the_leaderboard_shows_nicknames_and_to_staff_also_names(campus: Campus) -> None:
+    campus.person("ada", nickname="teal-owl-12")
+    campus.person("ben", nickname="ruby-kite-34")
+    campus.graded("ada", stored("ok-block-pointers"))
+    campus.graded("ada", stored("no-rescale-output"))  # a later, worse one never replaces the best
+    campus.graded("ben", stored("stored-scores"))
+    mine = campus.client("ada").get(f"{PAGE}/leaderboard").text
+    theirs = campus.client("grace", Role.INSTRUCTOR).get(f"{PAGE}/leaderboard").text
+    assert mine.index("teal-owl-12") < mine.index("ruby-kite-34")
+    assert mine.count('class="own"') == 1
+    assert ">ben<" not in mine
+    assert ">ben<" in theirs
+
+
+def test_the_staffs_list_is_paged_and_filtered(campus: Campus) -> None:
+    for i in range(30):
+        campus.hand_in("ada" if i % 3 else "ben", f"x = {i}\n")
+    client = campus.client("grace", Role.INSTRUCTOR)
+    first = client.get(f"/c/{COURSE}/submissions").text
+    assert "30 submissions" in first
+    assert "Page 1 of 2" in first
+    assert client.get(f"/c/{COURSE}/submissions?page=2").text.count('class="link"') == 5
+    assert client.get(f"/c/{COURSE}/submissions?page=999").text.count('class="link"') == 5
+    assert client.get(f"/c/{COURSE}/submissions?page=-1").text.count('class="link"') == 25
+    assert "10 submissions" in client.get(f"/c/{COURSE}/submissions?student=BE").text
+    assert "0 submissions" in client.get(f"/c/{COURSE}/submissions?student=%25").text
+    assert "30 submissions" in client.get(f"/c/{COURSE}/submissions?what=queued&assignment={SLUG}").text
+    assert "0 submissions" in client.get(f"/c/{COURSE}/submissions?what=full").text
+
+
+def test_an_instructor_sees_of_other_courses_only_how_much_waits(campus: Campus) -> None:
+    submission_id = campus.hand_in("ada")
+    alan = campus.person("alan", None)
+    with campus.database.write() as db:
+        other = course.create_course(db, slug="other", title="Other", now=campus.now)
+        course.enrol(db, course_id=other.id, user_id=alan.id, role=Role.INSTRUCTOR)
+    queue = campus.client("alan").get("/queue").text
+    assert "0 submissions of your courses, 1 of others" in queue
+    assert f"#{submission_id}<" not in queue
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        pytest.param("/", 10, id="home"),
+        pytest.param(PAGE, 9, id="assignment"),
+        pytest.param(f"{PAGE}/leaderboard", 6, id="leaderboard"),
+        pytest.param(f"/c/{COURSE}/submissions", 8, id="all"),
+        pytest.param("/queue", 6, id="queue"),
+        pytest.param("/submissions/1", 5, id="submission"),
+        pytest.param("/submissions/1/status", 5, id="status"),
+    ],
+)
+def test_the_number_of_queries_does_not_grow_with_the_rows(campus: Campus, path: str, most: int) -> None:
+    client = campus.client("grace", Role.INSTRUCTOR)
+    counts = []
+    for batch in range(2):
+        for i in range(1 + 5 * batch):
+            campus.graded(f"student-{batch}-{i}", stored("ok-block-pointers"))
+            campus.hand_in(f"student-{batch}-{i}", f"x = {i}\n")
+        for _ in range(2 * batch):
+            campus.claim()
+        with campus.counted_queries() as sent:
+            assert client.get(path).status_code == 200
+        counts.append(len([one for one in sent if one.startswith("SELECT")]))
+    assert counts[0] == counts[1]
+    assert counts[1] <= most
+
+
+def test_an_error_of_ours_says_sorry_and_tells_nothing(sqlite_campus: Campus, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = sqlite_campus.client("ada")
+    monkeypatch.setattr("grader.web.lists.home", lambda *_a, **_k: 1 / 0)
+    answer = client.get("/")
+    assert answer.status_code == 500
+    assert "Something of ours broke" in answer.text
+    assert "ZeroDivisionError" not in answer.text
+
+
+def test_the_health_page_needs_no_log_in(campus: Campus) -> None:
+    assert campus.app.test_client().get("/health").json["status"] == "ok"  # type: ignore[index]
