@@ -1,0 +1,244 @@
+"""The commands of `tilegrade`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from grader import db, examining, submissions
+from grader.cli import cli
+from grader.db import Database
+from grader.errors import AssignmentError, GraderFault, UserError
+from grader.models import Result, State
+
+ROOT = Path(__file__).parents[2]
+OK_FILE = ROOT / "tests" / "corpus" / "online-softmax" / "ok-row-block.py"
+
+
+@pytest.fixture
+def environ(tmp_path, new_sqlite_url, assignments_dir):
+    return {
+        "TILEGRADE_DATA": str(tmp_path / "data"),
+        "TILEGRADE_ASSIGNMENTS": str(assignments_dir),
+        "TILEGRADE_DATABASE_URL": new_sqlite_url(),
+        "TILEGRADE_BROKER_URL": "redis+socket:///nowhere.sock",
+    }
+
+
+@pytest.fixture
+def tilegrade(environ):
+    """Runs a command in this process; what it raises is raised here."""
+
+    def run(*arguments, stdin=None, status=0):
+        done = CliRunner().invoke(cli, [str(one) for one in arguments], env=environ, input=stdin, catch_exceptions=True)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == status, done.output
+        return done.output
+
+    return run
+
+
+@pytest.fixture
+def course_of_ada(tilegrade):
+    tilegrade("user", "add", "ada")
+    tilegrade("course", "create", "gpu", "--title", "GPU programming")
+    tilegrade("course", "assign", "gpu", "doubling")
+    tilegrade("course", "enrol", "gpu", "ada")
+
+
+@pytest.fixture
+def hand_in(tilegrade, tmp_path, course_of_ada):
+    def submit(data=b"x = 1"):
+        file = tmp_path / "mine.py"
+        file.write_bytes(data)
+        return int(tilegrade("submit", file, "--user", "ada", "--course", "gpu", "--assignment", "doubling"))
+
+    return submit
+
+
+def in_process_of_its_own(*arguments, environ, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "grader.cli", *map(str, arguments)],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], **environ},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        **options,
+    )
+
+
+def test_a_file_is_handed_in_and_waits(hand_in, environ):
+    submission_id = hand_in()
+    database = Database(environ["TILEGRADE_DATABASE_URL"])
+    with database.read() as session:
+        row = submissions.find(session, submission_id)
+        assert (row.state, row.user.name, row.filename, row.source) == (State.QUEUED, "ada", "mine.py", "x = 1")
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("submit", OK_FILE, "--user", "eve", "--course", "gpu", "--assignment", "doubling"), "no user 'eve'"),
+        (("submit", OK_FILE, "--user", "ada", "--course", "cpu", "--assignment", "doubling"), "no course 'cpu'"),
+        (("submit", OK_FILE, "--user", "ada", "--course", "gpu", "--assignment", "x"), "does not set 'x'"),
+        (("submit", "gone.py", "--user", "ada", "--course", "gpu", "--assignment", "doubling"), "Cannot read gone.py"),
+        (("course", "enrol", "gpu", "eve"), "tilegrade user add eve"),
+        (("user", "add", "ada"), "already"),
+        (("course", "create", "Not A Slug", "--title", "x"), "lower-case words"),
+        (("rejudge", "7"), "There is no submission 7"),
+        (("run-again", "7"), "Submission 7"),
+        (("grade", OK_FILE, "--assignment", "tripling"), "There is no assignment 'tripling'.*there are: doubling"),
+        (("grade", OK_FILE, "--assignment", "doubling", "--device", "cuda"), "cannot examine on 'cuda'"),
+    ],
+    ids=lambda value: " ".join(str(one) for one in value[:2]) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_answered_with_what_to_do(tilegrade, course_of_ada, arguments, message):
+    with pytest.raises(UserError, match=message):
+        tilegrade(*arguments)
+
+
+def test_an_assignment_that_does_not_exist_cannot_be_set(tilegrade, course_of_ada):
+    with pytest.raises(AssignmentError, match="tripling"):
+        tilegrade("course", "assign", "gpu", "tripling")
+
+
+def test_a_password_is_printed_once_or_never(tilegrade):
+    name, password = tilegrade("user", "add", "Bob").strip().split(": ")
+    assert (name, len(password)) == ("bob", 23)
+    assert password not in tilegrade("user", "list")
+    assert tilegrade("user", "passwd", "bob", "--password-stdin", stdin="a better password\n") == "Done.\n"
+
+
+def test_people_and_courses_are_listed(tilegrade, course_of_ada):
+    tilegrade("user", "add", "root", "--staff")
+    assert tilegrade("user", "list") == "ada\nroot (staff)\n"
+    assert tilegrade("course", "list") == "gpu: GPU programming\n    doubling: cpu, the folder's deadline\n"
+
+
+def test_a_deadline_is_set_in_utc(tilegrade, course_of_ada):
+    tilegrade("course", "assign", "gpu", "doubling", "--deadline", "2030-01-02 03:04:05")
+    assert "until 2030-01-02 03:04 UTC" in tilegrade("course", "list")
+
+
+def test_assignments_are_listed_and_a_broken_one_is_explained(tilegrade, environ, tmp_path, assignments_dir):
+    assert tilegrade("assignment", "list") == "doubling: Doubling, 2 probes, until 2027-03-01 23:59 UTC\n"
+    (tmp_path / "all" / "broken").mkdir(parents=True)
+    (tmp_path / "all" / "broken" / "assignment.toml").write_text("")
+    environ["TILEGRADE_ASSIGNMENTS"] = str(tmp_path / "all")
+    assert "handout.md: missing" in tilegrade("assignment", "list", status=1)
+
+
+def test_judging_again_says_what_changed(tilegrade, hand_in, environ, facts, assignment):
+    submission_id = hand_in()
+    database = Database(environ["TILEGRADE_DATABASE_URL"])
+    with database.write() as session:
+        row = submissions.find(session, submission_id)
+        job = submissions.claim_next(
+            session, worker="w", device="cpu", now=row.submitted_at, lease=row.submitted_at - row.submitted_at
+        )
+        submissions.record(session, job, facts(passed=1), assignment, now=row.submitted_at)
+        session.get_one(Result, submission_id).points = 1.0  # as if it had been judged by other rules
+    database.close()
+    assert tilegrade("rejudge", submission_id) == f"{submission_id}: wrong 1 -> wrong 40\n1 judged again, 1 changed.\n"
+    assert tilegrade("rejudge", "--assignment", "doubling") == "1 judged again, 0 changed.\n"
+
+
+def test_judging_again_needs_to_know_what(tilegrade):
+    assert "Name submissions" in tilegrade("rejudge", status=2)
+
+
+def test_nothing_is_written_to_a_database_of_another_edition(tilegrade, environ, tmp_path):
+    environ["TILEGRADE_DATABASE_URL"] = f"sqlite:///{tmp_path / 'new.db'}"
+    with pytest.raises(UserError, match="tilegrade db upgrade"):
+        tilegrade("user", "add", "ada")
+    assert tilegrade("db", "upgrade") == "The database is up to date.\n"
+    assert tilegrade("db", "check") == "Models and tables agree.\n"
+    tilegrade("user", "add", "ada")
+
+
+def test_the_doctor_names_what_is_missing(tilegrade, environ, tmp_path):
+    environ["TILEGRADE_DATABASE_URL"] = f"sqlite:///{tmp_path / 'new.db'}"
+    environ["TILEGRADE_PROT"] = "8000"
+    said = tilegrade("doctor", status=1)
+    assert "FAIL database: sqlite: run `tilegrade db upgrade`" in said
+    assert "FAIL settings: nothing reads TILEGRADE_PROT" in said
+    assert "ok   python: 3." in said
+
+
+def test_errors_end_with_one_sentence_and_status_2(environ):
+    done = in_process_of_its_own("grade", "gone.py", "--assignment", "doubling", environ=environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "tilegrade: Cannot read gone.py: No such file or directory.\n"
+
+
+def test_errors_are_json_where_json_was_asked_for(environ):
+    done = in_process_of_its_own("grade", "gone.py", "--assignment", "doubling", "--json", environ=environ)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["kind"] == "UserError"
+
+
+def test_a_wrong_setting_ends_with_one_sentence(environ):
+    done = in_process_of_its_own("web", environ=environ | {"TILEGRADE_PORT": "http"})
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "TILEGRADE_PORT is 'http'" in done.stderr
+
+
+def test_the_web_server_does_not_start_before_the_migrations(environ, tmp_path):
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+    done = in_process_of_its_own("web", environ=environ | {"TILEGRADE_DATABASE_URL": url})
+    assert done.returncode == 2
+    assert "tilegrade db upgrade" in done.stderr
+    database = Database(url)
+    assert not db.is_current(database)  # and it did not run them itself
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said", "error", "message"),
+    [
+        (b'{"error": {"kind": "UserError", "message": "no bwrap"}}', 2, "", UserError, "no bwrap"),
+        (b'{"error": {"kind": "AssignmentError", "message": "bad"}}', 2, "", AssignmentError, "bad"),
+        (b"", 1, "ModuleNotFoundError: No module named 'torch'", UserError, r"tilegrade\[worker\]"),
+        (b"", -9, "Traceback ...\nKeyError: 7", GraderFault, "status -9.*\n.*\nKeyError: 7"),
+        (b"[1]", 0, "", GraderFault, "no answer"),
+        (b'{"examination": ', 0, "", GraderFault, "no answer"),
+    ],
+)
+def test_an_examiner_that_fails_says_who_must_act(text, status, said, error, message):
+    with pytest.raises(error, match=message):
+        examining._answer(text, status, said)
+
+
+@pytest.mark.slow
+def test_one_file_is_graded_without_the_service(tmp_path):
+    environ = {"TILEGRADE_DATA": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = in_process_of_its_own("grade", OK_FILE, "--assignment", "online-softmax", "--json", environ=environ)
+    assert done.returncode == 0, done.stderr
+    grade = json.loads(done.stdout)
+    assert (grade["assignment"], grade["verdict"]) == ("online-softmax", "full")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    environ = {"PATH": os.environ["PATH"], "TILEGRADE_DATA": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "grader.cli", "mistakes", "online-softmax"],
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    _, said = process.communicate(timeout=60)
+    assert said == b""
