@@ -3,13 +3,15 @@
 Like all of the candidate it is untrusted: the clock, the memory meter and every comparison are the examiner's. What it
 says about times, addresses and shapes are claims, checked there before they are used.
 
-Messages in, beside those of workers/candidate.py: arena, prepare, rehearse, window, release, measure, backward, trim.
+Messages in, beside those of workers/candidate.py: arena, prepare, rehearse, segments, window, release, measure,
+backward, trim.
 """
 
 from __future__ import annotations
 
 import gc
 import mmap
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,8 @@ class CudaHalf:
         self._memory = torch.zeros(0, dtype=torch.uint8)
         self._plan: _Plan | None = None
         self._held: Any = None
+        self._found: list[list[Any]] = []
+        self.tick = torch.zeros(1, device="cuda")
         # Triton builds a small C library per signature; what all share is built now
         _warm_kernel[(1,)](torch.zeros(16, device="cuda"), 16, BLOCK=16)
         torch.cuda.synchronize()
@@ -53,6 +57,7 @@ class CudaHalf:
             "arena": self._open_arena,
             "prepare": lambda message: self._prepare(candidate, message),
             "rehearse": self._rehearse,
+            "segments": self._segments,
             "window": self._window,
             "release": self._release,
             "measure": lambda message: self._measure(candidate, message),
@@ -78,23 +83,36 @@ class CudaHalf:
     def _prepare(self, candidate: Candidate, message: Message) -> Message:
         """Build the argument tensors of every call of a window, so that a window has nothing to do but call."""
         self._plan = _Plan(self, candidate, message)
+        # what is there now stays: collecting it again and again would take a tenth of a second each time
+        gc.collect()
+        gc.freeze()
         return {"op": "prepared"}
 
     def _rehearse(self, message: Message) -> Message:
-        """A window whose answer describes the outputs and hands out the memory segments they lie in."""
+        """A window whose answer describes the outputs. `same` once it leaves them where the last one did."""
         plan = self._planned()
+        before = plan.known.get(message["k"])
         plan.run(message["k"])
-        torch.cuda.synchronize()
-        return {"op": "rehearsed", "outputs": plan.describe(), "ptrs": plan.ptrs, "segments": _segments(plan.ptrs)}
+        self._found = _segments(plan.ptrs)
+        return {
+            "op": "rehearsed",
+            "same": plan.ptrs == before,
+            "outputs": plan.describe(),
+            "ptrs": plan.ptrs,
+            "n_segments": len(self._found),
+        }
+
+    def _segments(self, message: Message) -> Message:
+        """Hand out the memory that outputs of the last rehearsal lie in, some at a time."""
+        return {"op": "segments", "segments": self._found[message["first"] : message["first"] + message["count"]]}
 
     def _window(self, message: Message) -> Message:
         plan = self._planned()
-        before = plan.ptrs
+        before = plan.known.get(message["k"])
         elapsed_ms = plan.run(message["k"])
+        said = {"op": "done", "ms": elapsed_ms, "marks": plan.marks}
         # the same addresses as last time need no sending: the examiner knows them
-        return {"op": "done", "ms": elapsed_ms} if plan.ptrs == before else {
-            "op": "done", "ms": elapsed_ms, "ptrs": plan.ptrs,
-        }  # fmt: skip
+        return said if plan.ptrs == before else said | {"ptrs": plan.ptrs}
 
     def _release(self, _message: Message) -> Message:
         """Drop the outputs of the last window, so that the next finds the allocator as that one did."""
@@ -153,9 +171,16 @@ class _Plan:
         self._arguments = [tuple(group[i % len(group)] for group in copies) for i in range(n_calls)]
         self.outputs: list[Sequence[torch.Tensor]] = []
         self.ptrs: list[int] = []
+        self.marks: list[float] = []  # seconds of the monotonic clock: begun, all calls made, GPU done
+        self._tick = half.tick
+        self.known: dict[int, list[int]] = {}  # by calls: addresses of the last window of so many
 
     def run(self, k: int) -> float:
-        """Make k calls, keep all results, wait for the GPU. Returns the milliseconds between two events around them."""
+        """Make k calls, keep all results, wait for the GPU. Returns the milliseconds between two events around them.
+
+        No call at all still launches something, so that an empty window costs what surrounds a full one.
+        """
+        begun = time.perf_counter()
         start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         outputs: list[Sequence[torch.Tensor]] = []
@@ -169,10 +194,14 @@ class _Plan:
             outputs.append(results)
             for tensor in results:
                 ptrs.append(tensor.data_ptr())
+        if not k:
+            self._tick.zero_()
         end.record()
+        called = time.perf_counter()
         torch.cuda.synchronize()
         gc.enable()
-        self.outputs, self.ptrs = outputs, ptrs
+        self.marks = [begun, called, time.perf_counter()]
+        self.outputs, self.ptrs, self.known[k] = outputs, ptrs, ptrs
         return float(start.elapsed_time(end)) if k else 0.0
 
     def forward(self, i: int) -> Sequence[torch.Tensor]:

@@ -1,0 +1,354 @@
+"""Measures the GPU examiner on the GPU at hand, prints a table and writes the same numbers as JSON.
+
+    python benchmarks/gpu.py [--only SECTION ...] [--out FOLDER]
+
+Without --only all sections run. Each GPU number in benchmarks/RESULTS.md comes from a run of this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(PROJECT))
+
+import torch  # noqa: E402
+
+from grader.assignment import Assignment, load_assignment  # noqa: E402
+from grader.judging import grade_json, judge  # noqa: E402
+from grader.measurement import ProbeMeasured, to_json  # noqa: E402
+from workers.devices.cpu import interpreter_pool  # noqa: E402
+from workers.devices.cuda import Gpu, cuda_pool  # noqa: E402
+from workers.gpu_examination import GpuRecord, Rivals, examine_on_gpu  # noqa: E402
+from workers.sandbox import SandboxPool  # noqa: E402
+
+CORPUS = PROJECT / "tests" / "corpus"
+
+
+def main() -> int:
+    """Run the sections asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=list(SECTIONS), choices=list(SECTIONS))
+    parser.add_argument("--out", type=Path, default=PROJECT / "artifacts" / "gpu")
+    parser.add_argument("--files", nargs="*", default=[], help="corpus files for the sections grade and corpus")
+    parser.add_argument("--isolation", default="auto", choices=["auto", "none"])
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    for name in arguments.only:
+        began = time.monotonic()
+        print(f"=== {name}", flush=True)
+        try:
+            found[name] = SECTIONS[name](arguments)
+        except Exception:  # a section that fails must not take the others' numbers with it
+            traceback.print_exc()
+            found[name] = {"failed": traceback.format_exc()[-2000:]}
+        found.setdefault("seconds", {})[name] = round(time.monotonic() - began, 2)
+        (arguments.out / "h200.json").write_text(json.dumps(found, indent=1, default=str))
+    print(json.dumps(found.get("seconds")))
+    return 0
+
+
+# -- environment and ceilings -----------------------------------------------------------------------------------------
+
+
+def environment(_arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    import pynvml
+    import triton
+
+    pynvml.nvmlInit()
+    found = {
+        "date": time.strftime("%Y-%m-%d"),
+        "gpu": torch.cuda.get_device_name(0),
+        "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "bwrap": shutil.which("bwrap"),
+        "cgroups": Path("/proc/self/cgroup").read_text(),
+        "cgroup_mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if "cgroup" in line],
+    }
+    from workers.sandbox import host_isolation
+
+    with contextlib.suppress(Exception):
+        found["isolation"] = dataclasses.asdict(host_isolation())
+    for key, value in found.items():
+        print(f"  {key}: {value}")
+    return found
+
+
+def ceilings(_arguments: argparse.Namespace) -> dict[str, Any]:
+    """Copy bandwidth and matrix rates of this GPU, by events, on random data."""
+    from workers.ceilings import measure
+
+    measured = measure()
+    found: dict[str, Any] = {"copy_tb_per_s": measured.copy_bytes_per_s / 1e12}
+    found |= {f"{dtype}_tflops": rate / 1e12 for dtype, rate in measured.flops_per_s.items()}
+    print("  " + ", ".join(f"{key} {value:.2f}" for key, value in found.items()))
+    return found
+
+
+def references(_arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Our kernels beside torch's Flash and cuDNN, by events around many calls."""
+    import importlib.util
+
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    spec = importlib.util.spec_from_file_location("attention_kernel", PROJECT / "reference/kernels/attention.py")
+    assert spec is not None
+    assert spec.loader is not None
+    kernel = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernel)
+    rows = []
+    for d in (64, 128):
+        for t in (2048, 4096, 8192, 16384):
+            for causal in (False, True):
+                heads = max(2, 2048 * 64 // t // (d // 64))
+                q, k, v = (torch.randn(heads, t, d, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+                flops = 4 * d * heads * t * t / (2 if causal else 1)
+
+                def ours(q: Any = q, k: Any = k, v: Any = v, causal: bool = causal) -> Any:
+                    return kernel.flash_attention_forward(q, k, v, causal)
+
+                def theirs(backend: Any, q: Any = q, k: Any = k, v: Any = v, causal: bool = causal) -> Any:
+                    with sdpa_kernel(backend):
+                        return torch.nn.functional.scaled_dot_product_attention(
+                            q[None], k[None], v[None], is_causal=causal
+                        )
+
+                row = {"d": d, "t": t, "causal": causal, "heads": heads}
+                for name, call in (
+                    ("ours", ours),
+                    ("torch-flash", lambda: theirs(SDPBackend.FLASH_ATTENTION)),
+                    ("cudnn", lambda: theirs(SDPBackend.CUDNN_ATTENTION)),
+                ):
+                    try:
+                        row[name] = round(flops / _by_events(call) / 1e9, 1)
+                    except RuntimeError as exc:
+                        row[name] = str(exc)[:80]
+                rows.append(row)
+                print("  " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    return rows
+
+
+def _by_events(call: Callable[[], Any], *, repeats: int = 5) -> float:
+    """Milliseconds of one call, the median of several runs of many."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    times = []
+    n_calls = 4
+    for _ in range(repeats + 1):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(n_calls):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / n_calls)
+        n_calls = max(4, min(200, int(15 / max(times[-1], 1e-3))))
+    return median(times[1:])
+
+
+# -- grading ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Bench:
+    gpu: Gpu
+    warm: SandboxPool
+    interpreter: SandboxPool | None
+    rivals: Rivals
+
+
+@contextlib.contextmanager
+def _bench(assignment: Assignment, *, audit: bool = True, size: int = 3, isolation: Any = "auto") -> Iterator[_Bench]:
+    with contextlib.ExitStack() as stack:
+        warm = stack.enter_context(cuda_pool(assignment.limits, size=size, isolation=isolation))
+        interpreter = (
+            stack.enter_context(interpreter_pool(assignment.limits, size=1, isolation=isolation)) if audit else None
+        )
+        gpu = Gpu()
+        stack.callback(gpu.close)
+        rivals = Rivals(gpu, warm)
+        stack.callback(rivals.close)
+        yield _Bench(gpu, warm, interpreter, rivals)
+
+
+def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
+    record = GpuRecord()
+    began = time.monotonic()
+    examination = examine_on_gpu(
+        assignment,
+        file.read_bytes(),
+        gpu=bench.gpu,
+        sandboxes=bench.warm,
+        interpreter=bench.interpreter,
+        rivals=bench.rivals,
+        record=record,
+    )
+    seconds = time.monotonic() - began
+    grade = grade_json(judge(assignment, examination))
+    found: dict[str, Any] = {
+        "file": str(file.relative_to(CORPUS)),
+        "verdict": grade["verdict"],
+        "fault": grade["fault"],
+        "score": grade["score"],
+        "seconds": round(seconds, 3),
+        "lock_s": round(record.lock_s, 3),
+        "stages": {name: round(value, 3) for name, value in record.seconds.items()},
+        "probes": {run.name: _said(run) for run in examination.probes},
+        "memory": to_json(examination.memory),
+        "axes": grade["axes"],
+        "evidence": to_json(examination.evidence),
+        "load_failure": to_json(examination.load_failure),
+        "audit_failure": to_json(examination.audit_failure),
+        "stderr": examination.stderr[-1500:],
+        "races": [],
+        "before": dataclasses.asdict(record.before) if record.before else None,
+        "after": dataclasses.asdict(record.after) if record.after else None,
+    }
+    for size, race in record.races:
+        found["races"].append(
+            {
+                "axes": dict(size.axes),
+                "plans": {name: dataclasses.asdict(plan) for name, plan in race.plans.items()},
+                "windows_ms": race.times_ms,
+                "events_ms": race.events_ms,
+                "empty_ms": race.empty_ms,
+                "first_ms": race.first_ms,
+                "fill_ms": race.fill_ms,
+                "row_errors": race.row_errors,
+                "rows_checked": race.n_checked_rows,
+                "voids": race.voids,
+                "seconds": race.seconds,
+            }
+        )
+    found["timings"] = to_json(examination.timings)
+    return found
+
+
+def _said(run: Any) -> Any:
+    if isinstance(run, ProbeMeasured):
+        return [[one.name, one.rel_error, one.limit] for one in run.outputs]
+    return f"{run.failure.kind.value}: {run.failure.message[:300]}"
+
+
+def _print_grade(found: dict[str, Any]) -> None:
+    wrong = {
+        name: said
+        for name, said in found["probes"].items()
+        if isinstance(said, str) or any(one[1] is None or one[1] > one[2] for one in said)
+    }
+    print(
+        f"  {found['file']}: {found['verdict']} {found['fault']} {found['score']['points']}/{found['score']['out_of']} "
+        f"in {found['seconds']} s, lock {found['lock_s']} s, {len(found['probes'])} probes, wrong {list(wrong)}"
+    )
+    for name, said in list(wrong.items())[:4]:
+        print(f"    {name}: {said}")
+    print(f"    stages {found['stages']}")
+    for point in found["memory"]:
+        mib = {key: round(point[key] / 2**20, 1) for key in ("peak_bytes", "kept_bytes", "naive_bytes")}
+        print(f"    T={point['size']} {mib} {point['failure'] and point['failure']['message'][:160]}")
+    for race, timing in zip(found["races"], found["timings"], strict=False):
+        k = {name: plan["n_calls"] for name, plan in race["plans"].items()}
+        outside, events = median(timing["student_times_ms"]), median(race["events_ms"]["student"])
+        print(
+            f"    {race['axes']} K={k} student {outside:.4f} ms (events {events:.4f}, {outside / events:.4f}) "
+            f"naive {median(timing['naive_times_ms']):.3f} reference {median(timing['reference_times_ms']):.4f} "
+            f"ratio {timing['ratio']:.3f} [{timing['ratio_low']:.3f}, {timing['ratio_high']:.3f}] "
+            f"rounds {len(timing['student_times_ms'])} empty {median(race['empty_ms']['student']):.3f} "
+            f"first {[round(one, 3) for one in race['first_ms']]} fill {median(race['fill_ms']):.2f} ms "
+            f"rows {race['rows_checked']} errors {race['row_errors']} voids {race['voids']} {race['seconds']:.2f} s"
+        )
+    for evidence in found["evidence"]:
+        print(f"    evidence {evidence}")
+    for key in ("load_failure", "audit_failure"):
+        if found[key]:
+            print(f"    {key} {found[key]}")
+
+
+def _assignment(slug: str) -> Assignment:
+    return load_assignment(PROJECT / "assignments" / slug)
+
+
+def grade(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One file of each kind through everything."""
+    files = arguments.files or ["flash-attention-forward/ok-raw-strides.py"]
+    rows = []
+    for name in files:
+        assignment = _assignment(name.split("/")[0])
+        with _bench(assignment, isolation=arguments.isolation) as bench:
+            found = _grade(assignment, CORPUS / name, bench)
+            _print_grade(found)
+            rows.append(found)
+    return rows
+
+
+def sandboxes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Whether a candidate with a CUDA context starts in the full sandbox; if not, without what it does."""
+    from workers import isolation
+    from workers.sandbox import SandboxUnavailable
+
+    found: dict[str, Any] = {}
+    full = isolation.candidate_filter
+    for level in ("full", "no filter", "none"):
+        if level == "no filter":
+
+            def refuse(*, gpu: bool) -> bytes:
+                raise isolation.SeccompError(f"left out to see what it does, gpu={gpu}")
+
+            isolation.candidate_filter = refuse  # type: ignore[assignment]
+        else:
+            isolation.candidate_filter = full
+        began = time.monotonic()
+        try:
+            kind = "none" if level == "none" else "auto"
+            with cuda_pool(_assignment("flash-attention-forward").limits, size=1, isolation=kind) as pool:  # type: ignore[arg-type]
+                first = pool.take(90.0)
+                found[level] = {"ready_s": round(time.monotonic() - began, 2), "isolation": pool.isolation.level}
+                began = time.monotonic()
+                for _ in range(20):
+                    first.freeze()
+                    first.thaw()
+                found[level]["freeze_thaw_ms"] = round((time.monotonic() - began) / 20 * 1e3, 3)
+                found[level]["can_freeze"] = first._cgroup.can_freeze
+                ending = first.kill()
+                found[level]["stderr"] = ending.stderr[-500:].decode(errors="replace")
+            isolation.candidate_filter = full
+            print(f"  {level}: {found[level]}", flush=True)
+            break
+        except SandboxUnavailable as exc:
+            found[level] = str(exc)[-3000:]
+        print(f"  {level}: {found[level]}", flush=True)
+    isolation.candidate_filter = full
+    arguments.isolation = "auto" if level == "full" else "none"
+    return found
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "environment": environment,
+    "sandboxes": sandboxes,
+    "ceilings": ceilings,
+    "references": references,
+    "grade": grade,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

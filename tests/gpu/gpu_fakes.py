@@ -1,0 +1,147 @@
+"""A GPU made of CPU memory, and candidates in this process that answer as workers/devices/cuda_candidate.py does.
+
+The candidate's own code runs, with torch's CUDA calls replaced; time stands still except where a call, a fill or a wait
+says how long it took.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+
+import torch
+
+from workers.devices import cuda_candidate
+from workers.devices.cuda import Mapped, NotMappableError
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+    def pass_ms(self, ms):
+        self.now += ms / 1e3
+
+
+class FakeGpu:
+    """Device memory is this process's; a handle is good when the segment was made by an `Allocator`."""
+
+    handle = "00" * 64
+
+    def __init__(self, clock, *, arena_bytes=8 << 20, settle_ms=0.02):
+        self.arena = torch.zeros(arena_bytes, dtype=torch.uint8)
+        self.clock, self.settle_ms = clock, settle_ms
+        self.mapped = []
+        self.allocators = []
+        self.n_gathers = 0
+        self.on_settle = lambda: None
+
+    def settle(self):
+        self.clock.pass_ms(self.settle_ms)
+        self.on_settle()
+
+    def map(self, start, size_bytes, handle):
+        if handle == "bad":
+            raise NotMappableError("not a handle")
+        self.mapped.append(start)
+        return Mapped(start, size_bytes, start)
+
+    def unmap(self, mapped):
+        self.mapped.remove(mapped.start)
+
+    def gather(self, table, offsets, inner, out):
+        self.n_gathers += 1
+        n_calls, _, width = out.shape
+        for call in range(n_calls):
+            at = offsets[call][:, None] + torch.arange(width) * inner
+            size = (int(at.max()) + 1) * out.element_size()
+            flat = torch.frombuffer((ctypes.c_char * size).from_address(int(table[call])), dtype=out.dtype)
+            out[call] = flat[at]
+
+
+class Allocator:
+    """Hands out the same addresses again once they are free, lowest first, as a caching allocator does."""
+
+    def __init__(self, size_bytes, n_blocks):
+        self._blocks = [torch.zeros(size_bytes, dtype=torch.uint8) for _ in range(n_blocks)]
+        self._free = set(range(n_blocks))
+
+    def empty(self, shape, dtype=torch.float32):
+        at = min(self._free)
+        self._free.discard(at)
+        count = torch.Size(shape).numel() * dtype.itemsize
+        tensor = self._blocks[at][:count].view(dtype).view(shape)
+        weakref.finalize(tensor, self._free.add, at)
+        return tensor
+
+    def segments(self):
+        return [[block.data_ptr(), block.nbytes, "11" * 64] for block in self._blocks]
+
+
+class Event:
+    def __init__(self, clock):
+        self._clock, self.at = clock, 0.0
+
+    def record(self):
+        self.at = self._clock.now
+
+    def elapsed_time(self, other):
+        return (other.at - self.at) * 1e3
+
+
+class FakeSandbox:
+    """Says whether it is frozen."""
+
+    def __init__(self):
+        self.frozen = False
+        self.pid = 0
+
+    def freeze(self):
+        self.frozen = True
+
+    def thaw(self):
+        self.frozen = False
+
+
+class FakeInterview:
+    """Puts requests to a candidate in this process. A frozen one answers nothing."""
+
+    def __init__(self, candidate):
+        self.sandbox = FakeSandbox()
+        self.candidate = candidate
+        self.log = []
+        self.evidence = []
+
+    def ask(self, message, *, stage):
+        assert not self.sandbox.frozen, f"asked {message['op']} while frozen"
+        self.log.append(message["op"])
+        self._reply = self.candidate.answer(message)
+
+    def answer(self, timeout_s):
+        assert self._reply["op"] != "failed", self._reply
+        return self._reply
+
+
+def make_candidate(gpu, clock, allocator, call, monkeypatch, *, is_autograd=False):
+    """The real candidate, on CPU memory, with `call` as the student's entry."""
+    from workers import candidate, entry
+
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(clock))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    gpu.allocators.append(allocator)
+    # whose memory an address is in, a real driver knows; here everybody hands out everybody's
+    monkeypatch.setattr(cuda_candidate, "_segments", lambda ptrs: [s for one in gpu.allocators for s in one.segments()])
+    half = cuda_candidate.CudaHalf.__new__(cuda_candidate.CudaHalf)
+    half.tick = torch.zeros(1)
+    half._memory, half._plan, half._held, half._found = gpu.arena, None, None, []
+    monkeypatch.setattr(half, "_open_arena", lambda message: {"op": "opened"})
+    made = candidate.Candidate(mmap.mmap(-1, 4096), candidate.SUBMISSION, half)
+    made.entry = entry.Entry("call", call, is_autograd)
+    return made

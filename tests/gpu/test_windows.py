@@ -1,0 +1,249 @@
+"""Windows of calls by the examiner's clock, on a GPU made of CPU memory."""
+
+import dataclasses
+import math
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_fakes import Allocator, Clock, FakeGpu, FakeInterview, make_candidate
+
+import reference
+from grader.assignment import load_assignment
+from reference import timed as timed_operations
+from workers.gpu_timing import Field, Rival, Size, Stopwatch, VoidError, WrongRowsError
+
+ASSIGNMENT = load_assignment(Path(__file__).parents[2] / "assignments" / "flash-attention-forward")
+OPERATION = reference.load("attention.forward")
+TIMED = timed_operations.load("attention.forward")
+SIZE = Size(
+    axes={"batch": 2, "queries": 64, "keys": 64, "head_dim": 16}, dtype=torch.float32, options={"is_causal": True}
+)
+
+
+class Track:
+    """A clock, a GPU, and rivals on it that take the milliseconds they are given."""
+
+    def __init__(self, monkeypatch):
+        self.clock = Clock()
+        self.gpu = FakeGpu(self.clock)
+        self.monkeypatch = monkeypatch
+
+    def rival(self, name, *, ms, call=None):
+        allocator = Allocator(2 * 64 * 16 * 4, 80)
+
+        def honest(q, k, v, is_causal):
+            self.clock.pass_ms(ms)
+            made = OPERATION.naive({"q": q, "k": k, "v": v}, {"is_causal": is_causal})
+            o, lse = allocator.empty(q.shape), allocator.empty(q.shape[:2])
+            o.copy_(made["o"])
+            lse.copy_(made["lse"])
+            return o, lse
+
+        candidate = make_candidate(
+            self.gpu, self.clock, allocator, (call or (lambda _honest: _honest))(honest), self.monkeypatch
+        )
+        return Rival(name, FakeInterview(candidate), self.gpu, clock=self.clock)
+
+    def stopwatch(self):
+        watch = Stopwatch(ASSIGNMENT, OPERATION, TIMED, self.gpu, seed=3, clock=self.clock)
+        watch.calibrate(SIZE)
+        return watch
+
+    def race(self, student, *others, headline=True):
+        return self.stopwatch().race(
+            SIZE, student, others or [self.rival("naive", ms=120.0), self.rival("reference", ms=12.0)],
+            budget_s=100.0, headline=headline,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def track(monkeypatch):
+    torch.set_num_threads(1)
+    return Track(monkeypatch)
+
+
+def test_an_honest_file_gets_its_time_and_its_ratio(track):
+    student = track.rival("student", ms=24.0)
+    watch = track.stopwatch()
+    race = watch.race(
+        SIZE,
+        student,
+        [track.rival("naive", ms=120.0), track.rival("reference", ms=12.0)],
+        budget_s=100.0,
+        headline=True,
+    )
+    found = watch.timing(SIZE, race)
+    assert found.ratio == pytest.approx(5.0, rel=0.01)
+    assert found.student_times_ms == pytest.approx([24.0] * 5, rel=0.01)
+    assert not found.noisy
+    assert not race.evidence
+    assert race.row_errors["o"] < 1e-6
+
+
+def test_nobody_runs_while_inputs_are_written_or_others_are_timed(track, monkeypatch):
+    rivals = [track.rival("student", ms=24.0), track.rival("naive", ms=120.0), track.rival("reference", ms=12.0)]
+    running = []
+    fill = Field.fill
+
+    def watched_fill(self, clock):
+        if self.n_calls > 4:
+            running.append([one.name for one in rivals if not one.interview.sandbox.frozen])
+        return fill(self, clock)
+
+    watch = track.stopwatch()
+    monkeypatch.setattr(Field, "fill", watched_fill)
+    watch.race(SIZE, rivals[0], rivals[1:], budget_s=100.0, headline=False)
+    assert running[1:] == [[]] * len(running[1:])
+
+
+def test_every_call_of_a_window_has_inputs_of_its_own(track):
+    seen = {}
+
+    def recording(honest):
+        def call(q, k, v, is_causal):
+            seen[q.data_ptr()] = q.flatten()[:4].tolist()
+            return honest(q, k, v, is_causal)
+
+        return call
+
+    track.race(track.rival("student", ms=24.0, call=recording), headline=False)
+    assert len(seen) >= 3
+    assert len({tuple(one) for one in seen.values()}) == len(seen)
+
+
+def test_answers_from_memory_are_wrong_answers(track):
+    def memoising(honest):
+        kept = {}
+
+        def call(q, k, v, is_causal):
+            key = q.data_ptr()
+            if key not in kept:
+                kept[key] = honest(q, k, v, is_causal)
+            track.clock.pass_ms(6.0)
+            return kept[key]
+
+        return call
+
+    with pytest.raises(WrongRowsError):
+        track.race(track.rival("student", ms=24.0, call=memoising))
+
+
+def test_a_skipped_call_is_a_wrong_answer(track):
+    def skipping(honest):
+        calls = [0]
+
+        def call(q, k, v, is_causal):
+            calls[0] += 1
+            o, lse = honest(q, k, v, is_causal)
+            if calls[0] > 12 and calls[0] % 7 == 0:
+                o.zero_()
+            return o, lse
+
+        return call
+
+    with pytest.raises(WrongRowsError, match=r"of \d+ timed calls"):
+        track.race(track.rival("student", ms=24.0, call=skipping))
+
+
+def test_far_keys_skipped_show_in_the_planted_rows(track):
+    def near_only(honest):
+        def call(q, k, v, is_causal):
+            o, lse = honest(q, k, v, is_causal)
+            scores = q @ k.mT / math.sqrt(q.shape[-1])
+            at = torch.arange(q.shape[1])
+            near = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - 8)
+            o.copy_(torch.softmax(scores.masked_fill(~near, -math.inf), -1) @ v)
+            return o, lse
+
+        return call
+
+    with pytest.raises(WrongRowsError):
+        track.race(track.rival("student", ms=24.0, call=near_only))
+
+
+def test_work_that_comes_late_is_named(track):
+    late = []
+
+    def lazy(honest):
+        calls = [0]
+
+        def call(q, k, v, is_causal):
+            calls[0] += 1
+            o, lse = honest(q, k, v, is_causal)
+            if calls[0] > 8:
+                right = o.clone()
+                o.fill_(1e3)
+                late[:] = [*late[-8:], (weakref.ref(o), right)]
+            return o, lse
+
+        return call
+
+    student = track.rival("student", ms=24.0, call=lazy)
+    gather_again = student.gather_again
+
+    def after_the_late_kernel(n_calls, rows):
+        for o, right in late:
+            if o() is not None:
+                o().copy_(right)
+        return gather_again(n_calls, rows)
+
+    student.gather_again = after_the_late_kernel
+    others = [track.rival("naive", ms=120.0), track.rival("reference", ms=12.0)]
+    watch = track.stopwatch()
+    with pytest.raises(WrongRowsError, match="was not there when the file said that it was done"):
+        watch.race(SIZE, student, others, budget_s=100.0, headline=False)
+
+
+def test_one_call_that_does_the_work_of_all_is_noticed(track):
+    def batching(honest):
+        calls = [0]
+
+        def call(q, k, v, is_causal):
+            calls[0] += 1
+            track.clock.pass_ms(30.0 if calls[0] == track.first else 0.0)
+            return honest(q, k, v, is_causal)
+
+        return call
+
+    track.first = 0
+    student = track.rival("student", ms=24.0, call=batching)
+    window = student.window
+
+    def first_is_slow(n_calls, rows):
+        if n_calls == 1:
+            track.clock.pass_ms(0.0)
+        run = window(n_calls, rows)
+        return run if n_calls != 1 else dataclasses.replace(run, window_ms=run.window_ms + 30.0)
+
+    student.window = first_is_slow
+    race = track.race(student)
+    assert [one.kind for one in race.evidence] == ["first-call-disagrees"]
+
+
+def test_a_kernel_that_runs_while_inputs_are_written_voids_the_window(track):
+    student = track.rival("student", ms=24.0)
+    others = [track.rival("naive", ms=120.0), track.rival("reference", ms=12.0)]
+    watch = track.stopwatch()
+    track.gpu.on_settle = lambda: track.clock.pass_ms(5.0)
+    with pytest.raises(VoidError, match="writing the inputs took"):
+        watch.race(SIZE, student, others, budget_s=100.0, headline=False)
+
+
+def test_memory_that_was_never_mapped_voids_the_window(track):
+    student = track.rival("student", ms=24.0)
+    student.open()
+    inputs = Field(track.gpu, OPERATION, TIMED, SIZE, 4, seed=1)
+    student.prepare(inputs, 4)
+    student.rehearse(4)
+    student._learn(4, [ptr for one in student._tables[4] for ptr in one.tolist()][:8])
+    with pytest.raises(VoidError, match="not there at the rehearsal"):
+        student._learn(4, [64] * 8)
+
+
+def test_memory_is_unmapped_at_the_end(track):
+    student = track.rival("student", ms=24.0)
+    track.race(student, headline=False)
+    student.close()
+    assert len(track.gpu.mapped) == 2 * 3 * 80  # what the two others mapped

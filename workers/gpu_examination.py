@@ -1,0 +1,410 @@
+"""One examination on a GPU: probes, memory and speed there, the audit in the interpreter beside it.
+
+The order: the audit starts on the CPU; under the GPU's lock a candidate answers the probes; a fresh one is measured for
+memory by NVML and then timed against the naive baseline and the reference. docs/decisions/0004-gpu.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grader.assignment import Assignment
+from grader.measurement import Device, Evidence, Examination, Failure, FailureKind, MemoryPoint, ProbeFailed, Timing
+from reference import timed as timed_operations
+from reference.operation import Inputs, Operation, Options
+from workers import claims, processes
+from workers.devices.cpu import Arena
+from workers.devices.cuda import Gpu, GpuState
+from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
+from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRowsError
+from workers.interview import CandidateFailedError, Interview
+
+PROBE_BYTES = 1 << 30  # of the arena, for one probe's tensors
+HEADLINE_S = 2.5
+OTHER_S = 0.8
+BALLAST_FACTOR = 4  # times what the reference needs is left to the student at the largest size,
+BALLAST_LEAST_BYTES = 1 << 30  # and at least this, for modules, local memory and rounding
+_POLL_S = 0.001
+
+
+@dataclass(slots=True)
+class GpuRecord:
+    """What one examination noted beside the measurements: for staff, benchmarks and the health of the GPU."""
+
+    races: list[tuple[Size, Race]] = field(default_factory=list)
+    before: GpuState | None = None
+    after: GpuState | None = None
+    lock_s: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+
+
+class CudaBench:
+    """Probes answered on a GPU: the arena is the examiner's device memory, float32 products may use tf32."""
+
+    kind = "cuda"
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def arena(self, interview: Interview) -> Arena:
+        """Memory that a fresh candidate shares with us: opens it there."""
+        open_arena(interview, self._gpu)
+        return Arena(self._gpu.arena[:PROBE_BYTES])
+
+    def naive(self, operation: Operation, inputs: Inputs, options: Options) -> dict[str, torch.Tensor]:
+        """The naive baseline's outputs, on the CPU, computed as this GPU computes."""
+        found = operation.naive({name: tensor.cuda() for name, tensor in inputs.items()}, options)
+        return {name: tensor.cpu() for name, tensor in found.items()}
+
+    def is_lost(self, failure: Failure) -> bool:
+        """A CUDA error stays: every later call of that process gives it again."""
+        return is_sticky(failure)
+
+
+class Rivals:
+    """The naive baseline and the reference, each in a candidate of its own that outlives many gradings."""
+
+    def __init__(self, gpu: Gpu, sandboxes: Sandboxes) -> None:
+        self._gpu, self._sandboxes = gpu, sandboxes
+        self._running: dict[tuple[str, str], Rival] = {}
+
+    def of(self, assignment: Assignment, operation: Operation, timed: timed_operations.Timed) -> list[Rival]:
+        """Both rivals of an operation, loaded; started when they are not there yet."""
+        return [
+            self._rival(assignment, operation, "naive", timed.baseline_file, timed.baseline_entry, "function"),
+            self._rival(
+                assignment, operation, "reference", operation.kernel_file, assignment.entry, assignment.entry_kind
+            ),
+        ]
+
+    def freeze(self) -> None:
+        """Stop all of them, so that nothing of theirs runs beside a measurement."""
+        for rival in self._running.values():
+            rival.interview.sandbox.freeze()
+
+    def close(self) -> None:
+        """End them."""
+        for rival in self._running.values():
+            rival.interview.end()
+            rival.close()
+        self._running.clear()
+
+    def _rival(
+        self, assignment: Assignment, operation: Operation, name: str, file: Path, entry: str, kind: str
+    ) -> Rival:
+        key = (operation.name, name)
+        if key not in self._running:
+            interview = Interview(self._sandboxes.take(timeout_s=120.0))
+            examiner = Examiner(
+                dataclasses.replace(assignment, entry=entry, entry_kind=kind),
+                file.read_bytes(),
+                self._sandboxes,
+                lambda _stage, _fraction: None,
+                0,
+            )
+            examiner.load(interview)
+            rival = Rival(name, interview, self._gpu)
+            rival.open()
+            self._running[key] = rival
+        return self._running[key]
+
+
+def examine_on_gpu(
+    assignment: Assignment,
+    source: bytes,
+    *,
+    gpu: Gpu,
+    sandboxes: Sandboxes,
+    interpreter: Sandboxes | None,
+    rivals: Rivals | None = None,
+    progress: Progress = lambda _stage, _fraction: None,
+    seed: int | None = None,
+    versions: Mapping[str, str] | None = None,
+    record: GpuRecord | None = None,
+) -> Examination:
+    """Examine one hand-in on a GPU.
+
+    Args:
+        sandboxes: warm candidates with a CUDA context; two are used, and more when one dies.
+        interpreter: candidates for the audit; None leaves it out, and structure is then not measured.
+        rivals: keeps the baselines from one grading to the next; made, and ended, here when None.
+        record: filled with what was noted beside the measurements.
+
+    Raises:
+        AssignmentError: the assignment does not fit its reference or the arena.
+        GpuError: the driver refused something of ours.
+    """
+    exam_seed = secrets.randbits(62) if seed is None else seed
+    on_gpu = Examiner(assignment, source, sandboxes, progress, exam_seed, CudaBench(gpu))
+    noted = record if record is not None else GpuRecord()
+    with contextlib.ExitStack() as stack:
+        own_rivals = rivals
+        if own_rivals is None:
+            own_rivals = Rivals(gpu, sandboxes)
+            stack.callback(own_rivals.close)
+        threads = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit"))
+        on_cpu = Examiner(assignment, source, interpreter, progress, exam_seed) if interpreter is not None else None
+        audited_later = threads.submit(on_cpu.audit) if on_cpu is not None else None
+        course = _Course(assignment, on_gpu, gpu, own_rivals, noted, exam_seed)
+        course.run()
+        audited = audited_later.result() if audited_later is not None else Audited()
+        audited = dataclasses.replace(audited, memory=course.memory)
+        if on_cpu is not None:
+            on_gpu.stages += on_cpu.stages
+    examination = on_gpu.examination(
+        course.numeric,
+        audited,
+        Device(kind="cuda", name=gpu.name, arch=gpu.arch),
+        dict(versions or {}) | installed_versions(),
+    )
+    return dataclasses.replace(
+        examination,
+        timings=tuple(course.timings),
+        evidence=tuple(dict.fromkeys((*examination.evidence, *course.evidence))),
+    )
+
+
+def open_arena(interview: Interview, gpu: Gpu) -> None:
+    """Have a candidate map the examiner's memory."""
+    interview.ask({"op": "arena", "handle": gpu.handle, "bytes": len(gpu.arena)}, stage="load")
+    interview.answer(30.0)
+
+
+def is_sticky(failure: Failure) -> bool:
+    """Whether the message is that of a CUDA context that is broken for good."""
+    said = failure.message
+    return "CUDA error" in said and "out of memory" not in said
+
+
+class _Course:
+    """What happens under the lock, in order."""
+
+    def __init__(
+        self, assignment: Assignment, examiner: Examiner, gpu: Gpu, rivals: Rivals, record: GpuRecord, seed: int
+    ) -> None:
+        self._assignment, self._examiner, self._gpu, self._rivals = assignment, examiner, gpu, rivals
+        self._record, self._seed = record, seed
+        self.memory: list[MemoryPoint] = []
+        self.timings: list[Timing] = []
+        self.evidence: list[Evidence] = []
+
+    def run(self) -> None:
+        waited = time.monotonic()
+        with self._gpu.lock():
+            began = time.monotonic()
+            self._record.seconds["waiting"] = began - waited
+            self._record.before = self._gpu.state()
+            stopwatch, others = self._prepare_rivals()
+            with self._timed("numerics"):
+                self.numeric = self._examiner.numerics()
+            if self._may_go_on():
+                self._measure(stopwatch, others)
+            with self._timed("scrub"):
+                self._gpu.arena.fill_(0xFF)
+                self._gpu.settle()
+            self._record.after = self._gpu.state()
+            self._record.lock_s = time.monotonic() - began
+
+    def _prepare_rivals(self) -> tuple[Stopwatch | None, list[Rival]]:
+        """Rivals loaded and the idle GPU measured, before any of the student's code runs."""
+        timed = timed_operations.load(self._assignment.operation)
+        if self._assignment.speed is None or timed is None:
+            return None, []
+        with self._timed("rivals"):
+            others = self._rivals.of(self._assignment, self._examiner.operation, timed)
+            stopwatch = Stopwatch(self._assignment, self._examiner.operation, timed, self._gpu, seed=self._seed)
+            for size in self._sizes():
+                stopwatch.calibrate(size)
+            self._rivals.freeze()
+        return stopwatch, others
+
+    def _may_go_on(self) -> bool:
+        """Memory and speed are measured only for a file that loads and answers what is required."""
+        required = {case.name for case in self._assignment.cases_on("cuda") if case.required}
+        failed = {run.name for run in self.numeric.probes if isinstance(run, ProbeFailed)}
+        wrong = {name for name, answer in self.numeric.answers.items() if not answer.passed}
+        return self.numeric.load_failure is None and not required & (failed | wrong)
+
+    def _measure(self, stopwatch: Stopwatch | None, others: list[Rival]) -> None:
+        interview = Interview(self._examiner.sandboxes.take(timeout_s=60.0))
+        student = Rival("student", interview, self._gpu)
+        try:
+            with self._timed("load"):
+                self._examiner.load(interview)
+                student.open()
+            with self._timed("memory"):
+                self._sweep(interview)
+            right = all(answer.passed for answer in self.numeric.answers.values())
+            if stopwatch is not None and right and len(self.numeric.answers) == len(self._assignment.cases_on("cuda")):
+                with self._timed("timing"):
+                    self._race(stopwatch, student, others)
+        except CandidateFailedError as exc:
+            self.evidence.append(
+                Evidence(kind="failed-when-measured", message=f"{exc.failure.stage}: {exc.failure.message[:500]}")
+            )
+        except claims.ClaimError as exc:
+            self.evidence.append(Evidence(kind="broken-protocol", message=str(exc)))
+        finally:
+            interview.end()
+            student.close()
+            self.evidence += interview.evidence
+
+    # -- speed ---------------------------------------------------------------------------------------------------
+
+    def _sizes(self) -> list[Size]:
+        speed = self._assignment.speed
+        assert speed is not None
+        return [Size(axes=axes, dtype=getattr(torch, speed.dtype), options=dict(speed.options)) for axes in speed.sizes]
+
+    def _race(self, stopwatch: Stopwatch, student: Rival, others: Sequence[Rival]) -> None:
+        for number, size in enumerate(self._sizes()):
+            self._examiner.progress("speed", number / len(self._sizes()))
+            headline = number == 0
+            budget_s = HEADLINE_S if headline else OTHER_S
+            try:
+                race = stopwatch.race(size, student, others, budget_s=budget_s, headline=headline)
+            except (WrongRowsError, VoidError) as exc:
+                self.evidence.append(Evidence(kind="timing-stopped", message=str(exc)))
+                return
+            self._record.races.append((size, race))
+            self.evidence += race.evidence
+            self.timings.append(stopwatch.timing(size, race))
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def _sweep(self, interview: Interview) -> None:
+        sweep = self._assignment.memory
+        timed = timed_operations.load(self._assignment.operation)
+        if sweep is None or timed is None or not sweep.cuda_sizes:
+            return
+        options = self._assignment.structure.options
+        largest = sweep.cuda_sizes[-1]
+        # the first call loads modules and compiles: it is made once before anything is read
+        self._point(interview, timed, sweep.cuda_sizes[0], options, idle=0, ballast=False)
+        idle = self._bytes_of(interview)
+        for number, size in enumerate(sweep.cuda_sizes):
+            self._examiner.progress("memory", number / len(sweep.cuda_sizes))
+            point = self._point(interview, timed, size, options, idle=idle, ballast=size == largest)
+            self.memory.append(point)
+            if point.failure is not None:
+                return
+
+    def _point(
+        self,
+        interview: Interview,
+        timed: timed_operations.Timed,
+        size: int,
+        options: Mapping[str, Any],
+        *,
+        idle: int,
+        ballast: bool,
+    ) -> MemoryPoint:
+        """Device memory at one size, above `idle`, by NVML. Ballast leaves free little beyond the reference's need."""
+        sweep = self._assignment.memory
+        assert sweep is not None
+        operation = self._examiner.operation
+        axes = dict(sweep.axes) | dict.fromkeys(sweep.along, size)
+        costs = operation.costs(axes, torch.float32, options)
+        inputs = Field(
+            self._gpu,
+            operation,
+            timed,
+            Size(axes=axes, dtype=torch.float32, options=options),
+            1,
+            seed=self._seed,
+        )
+        inputs.fill(time.perf_counter)
+        request = inputs.request(1) | {"op": "measure"}
+        leave = max(BALLAST_LEAST_BYTES, BALLAST_FACTOR * costs.reference_peak_bytes)
+        peak = kept = 0
+        backward: int | None = None
+        failure: Failure | None = None
+        with self._gpu.ballast(leave) if ballast else contextlib.nullcontext():
+            try:
+                peak = self._watched(interview, request, size) - idle
+                interview.ask({"op": "trim", "drop": False}, stage=f"memory-{size}")
+                interview.answer(self._call_s())
+                kept = self._bytes_of(interview) - idle
+                if request["upstream"] is not None:
+                    backward = self._watched(interview, {"op": "backward"}, size) - idle
+            except CandidateFailedError as exc:
+                if exc.dead or is_sticky(exc.failure):
+                    raise
+                failure = self._needs(exc.failure, costs.naive_peak_bytes, leave if ballast else None)
+                peak = max(peak, self._bytes_of(interview) - idle)
+            interview.ask({"op": "trim", "drop": True}, stage=f"memory-{size}")
+            interview.answer(self._call_s())
+        return MemoryPoint(
+            size=size,
+            peak_bytes=max(0, peak),
+            backward_peak_bytes=None if backward is None else max(0, backward),
+            kept_bytes=max(0, kept),
+            naive_bytes=costs.naive_peak_bytes,
+            reference_bytes=costs.reference_peak_bytes,
+            failure=failure,
+        )
+
+    def _needs(self, failure: Failure, naive_bytes: int, left_bytes: int | None) -> Failure:
+        """The failure, with what was left and what a whole score matrix would need."""
+        if "out of memory" not in failure.message.lower():
+            return failure
+        left = f"{left_bytes / 2**30:.1f} GiB were left, " if left_bytes is not None else ""
+        needs = f"{left}a file that stores all scores would need {naive_bytes / 2**30:.1f} GiB"
+        return dataclasses.replace(
+            failure, kind=FailureKind.MEMORY_LIMIT, message=f"CUDA out of memory: {needs}. {failure.message[:300]}"
+        )
+
+    def _watched(self, interview: Interview, request: dict[str, Any], size: int) -> int:
+        """Most bytes that NVML saw from the request to just after its answer, while nothing was freed yet."""
+        interview.ask(request, stage=f"memory-{size}")
+        pids = processes.tree(interview.sandbox.pid)
+        with _polling(lambda: self._gpu.process_bytes(pids) or 0) as most:
+            interview.answer(self._call_s())
+        return max(most(), self._bytes_of(interview))
+
+    def _bytes_of(self, interview: Interview) -> int:
+        found = self._gpu.process_bytes(processes.tree(interview.sandbox.pid))
+        # where NVML names no processes, everything on the card counts: the lock is ours and the others are frozen
+        return found if found is not None else self._gpu.used_bytes()
+
+    def _call_s(self) -> float:
+        return max(1.0, self._assignment.limits.call_s)
+
+    @contextlib.contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            with self._examiner.stage(stage) if stage != "numerics" else contextlib.nullcontext():
+                yield
+        finally:
+            self._record.seconds[stage] = self._record.seconds.get(stage, 0.0) + time.monotonic() - began
+
+
+@contextlib.contextmanager
+def _polling(read: Callable[[], int]) -> Iterator[Callable[[], int]]:
+    """Read a number again and again meanwhile; gives a function that tells the largest so far."""
+    most = [0]
+    over = threading.Event()
+
+    def poll() -> None:
+        while not over.wait(_POLL_S):
+            most[0] = max(most[0], read())
+
+    thread = threading.Thread(target=poll, name="memory-meter", daemon=True)
+    thread.start()
+    try:
+        yield lambda: most[0]
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,614 @@
+"""Windows of calls on a GPU, by the examiner's clock. workers/timing.py says what the numbers mean.
+
+One window: the candidate is frozen while fresh inputs are written, thawed after the clock has started, and the clock
+stops when sampled rows of every output of every call have been gathered by the examiner's first GPU act after the
+candidate's `done`. The rows are compared with float64 afterwards, while the candidate is frozen again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+
+from grader.assignment import Assignment
+from grader.measurement import Evidence, Timing
+from reference.operation import Operation
+from reference.timed import SHARED_COPIES, Expected, Rows, Timed
+from workers import claims, timing
+from workers.devices.cuda import Mapped, NotMappableError
+from workers.interview import Interview
+
+ALIGN = 256
+PILOT_CALLS = 4
+CALLS_LIMIT_S = 20.0
+OTHER_ROUNDS = 3  # of sizes that are not the headline
+MOST_ROUNDS = 12
+FIRST_CALL_WINDOWS = 5
+EMPTY_WINDOWS = 3
+SPOT_ROUND = 2  # beside the first, the round in which the reference runs
+SEGMENTS_A_FRAME = 200
+MAX_MOVES = 4  # windows whose outputs lay in memory never seen before
+LARGEST_SCORE = 16.0  # of the timed inputs, for the tolerance
+
+
+class Gpu(Protocol):
+    """What of workers.devices.cuda.Gpu is used here; a fake of it runs in the tests."""
+
+    arena: torch.Tensor
+    handle: str
+
+    def settle(self) -> None: ...
+
+    def map(self, start: int, size_bytes: int, handle: str) -> Mapped: ...
+
+    def unmap(self, mapped: Mapped) -> None: ...
+
+    def gather(self, table: torch.Tensor, offsets: torch.Tensor, inner: int, out: torch.Tensor) -> None: ...
+
+
+class WrongRowsError(Exception):
+    """Outputs of a window are not what they must be."""
+
+
+class VoidError(Exception):
+    """A window that says nothing, because something else went on; the text says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """One timed size of an assignment."""
+
+    axes: Mapping[str, int]
+    dtype: torch.dtype
+    options: Mapping[str, Any]
+
+
+class Field:
+    """The inputs of all calls of a window, in the arena."""
+
+    def __init__(self, gpu: Gpu, operation: Operation, timed: Timed, size: Size, n_calls: int, *, seed: int) -> None:
+        self.n_calls, self._gpu, self._operation, self._timed, self._size = n_calls, gpu, operation, timed, size
+        self._device = gpu.arena.device
+        self._generator = torch.Generator(device=self._device).manual_seed(seed)
+        self._offsets: dict[str, tuple[int, int]] = {}
+        self.blocks: dict[str, torch.Tensor] = {}
+        end = 0
+        for number, (name, (shape, dtype)) in enumerate(timed.shapes(size.axes, size.dtype).items()):
+            copies = n_calls if number == 0 else min(SHARED_COPIES, n_calls)
+            count = math.prod(shape)
+            distance = -(-count * dtype.itemsize // ALIGN) * ALIGN
+            if end + copies * distance > len(gpu.arena):
+                raise ValueError(f"{n_calls} calls need more than the arena's {len(gpu.arena) >> 20} MiB")
+            flat = gpu.arena[end : end + copies * distance].view(dtype)
+            strides = torch.empty(shape, device="meta").stride()
+            self.blocks[name] = flat.as_strided((copies, *shape), (distance // dtype.itemsize, *strides))
+            self._offsets[name] = (end, distance)
+            end += copies * distance
+        self.used_bytes = end
+        self._planted = torch.zeros(1, dtype=torch.int64, device=self._device)
+
+    def fill(self, clock: Callable[[], float]) -> float:
+        """Write fresh values everywhere. Returns the milliseconds it took."""
+        self._gpu.settle()
+        started = clock()
+        self._planted = self._timed.fill(self.blocks, self._generator)
+        self._gpu.settle()
+        return (clock() - started) * 1e3
+
+    def rows(self) -> Rows:
+        """Which output rows of every call will be looked at; nobody outside can know them."""
+        return self._timed.rows(self.blocks, self._planted, self._generator)
+
+    def expected(self, rows: Rows) -> Expected:
+        return self._timed.expected(self.blocks, self._size.options, rows)
+
+    def request(self, n_calls: int) -> dict[str, Any]:
+        """What a candidate needs to know to make its argument tensors."""
+        specs = {name: self._spec(name) for name in self.blocks}
+        upstream = self._operation.upstream
+        inputs = {name: block[0] for name, block in self.blocks.items() if name != upstream}
+        shapes = self._operation.output_specs(
+            {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in inputs.items()},
+            self._size.options,
+        )
+        return {
+            "op": "prepare",
+            "n_calls": n_calls,
+            "inputs": [specs[name] for name in self._operation.inputs],
+            "upstream": specs.get(upstream) if upstream else None,
+            "options": [self._size.options.get(name) for name in self._operation.options],
+            "outputs": [
+                {"name": name, "shape": list(shape), "gradient": name not in _forward_outputs(self._operation)}
+                for name, (shape, _) in shapes.items()
+            ],
+        }
+
+    def _spec(self, name: str) -> dict[str, Any]:
+        block = self.blocks[name]
+        offset, distance = self._offsets[name]
+        return {
+            "offset": offset,
+            "distance": distance,
+            "copies": block.shape[0],
+            "count": block[0].numel(),
+            "shape": list(block.shape[1:]),
+            "strides": list(block.stride()[1:]),
+            "dtype": str(block.dtype).removeprefix("torch."),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRun:
+    """One window, as the examiner saw it."""
+
+    n_calls: int
+    window_ms: float  # by the examiner's clock
+    events_ms: float  # by the candidate's CUDA events: a claim
+    moved: bool  # outputs lay elsewhere than the last time, and learning where cost time
+    anatomy_ms: tuple[float, ...]  # thawed, asked; begun, called, done (claims); answered, gathered: since the start
+    rows: Mapping[str, torch.Tensor]  # by output: [calls, rows, width]
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """One output as the candidate described it, checked."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    width: int  # values in a row
+
+    @property
+    def inner(self) -> int:
+        return self.strides[-1] if self.width > 1 else 1
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last."""
+        return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
+
+    def offsets(self, rows: torch.Tensor) -> torch.Tensor:
+        """Where rows start, in elements from the first."""
+        outer = self.shape[:-1] if self.width > 1 else self.shape
+        found = torch.zeros_like(rows)
+        left = rows
+        for size, step in reversed(list(zip(outer, self.strides, strict=False))):
+            found += left % size * step
+            left = left // size
+        return found
+
+
+class Rival:
+    """One candidate under the clock: the student's, the naive baseline's, the reference's. Frozen between windows."""
+
+    def __init__(
+        self, name: str, interview: Interview, gpu: Gpu, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.name, self.interview, self._gpu, self._clock = name, interview, gpu, clock
+        self._mapped: dict[int, Mapped] = {}
+        self._starts: list[int] = []
+        self._outputs: list[_Output] = []
+        self._tables: dict[int, list[torch.Tensor]] = {}  # by calls: one table of addresses for each output
+        self._field: Field | None = None
+
+    def open(self) -> None:
+        """Give it the arena. Once."""
+        self._ask({"op": "arena", "handle": self._gpu.handle, "bytes": len(self._gpu.arena)})
+
+    def prepare(self, field: Field, n_calls: int) -> None:
+        self._ask({"op": "release"})
+        self._ask(field.request(n_calls))
+        self._field = field
+        self._tables.clear()
+
+    def rehearse(self, n_calls: int) -> None:
+        """Run windows that are not timed until outputs come to lie where they lay before, and map that memory."""
+        for _ in range(MAX_MOVES):
+            self._ask({"op": "release"})
+            said = self._ask({"op": "rehearse", "k": n_calls})
+            self._outputs = [self._checked(row) for row in claims.rows(said, "outputs")]
+            n_segments = claims.count(said, "n_segments")
+            for first in range(0, min(n_segments, timing.MOST_OUTPUTS), SEGMENTS_A_FRAME):
+                part = self._ask({"op": "segments", "first": first, "count": SEGMENTS_A_FRAME}).get("segments")
+                for row in part if isinstance(part, list) else []:
+                    self._map(row)
+            self._learn(n_calls, said.get("ptrs"))
+            if said.get("same") is True:
+                return
+
+    def release(self) -> None:
+        """Have it drop the outputs of its last window, and freeze it."""
+        self._ask({"op": "release"})
+        self.interview.sandbox.freeze()
+
+    def window(self, n_calls: int, rows: Rows) -> WindowRun:
+        """Time one window. It must have been released; inputs are in place, and nothing else runs.
+
+        Raises:
+            VoidError: outputs lie in memory that was never mapped; rehearse and try again.
+        """
+        plans = self._plan(n_calls, rows)
+        self._gpu.settle()
+        started = self._clock()
+        self.interview.sandbox.thaw()
+        thawed = self._clock()
+        self.interview.ask({"op": "window", "k": n_calls}, stage="timing")
+        asked = self._clock()
+        said = self.interview.answer(CALLS_LIMIT_S)
+        answered = self._clock()
+        moved = bool(n_calls and "ptrs" in said)
+        if moved:
+            self._learn(n_calls, said["ptrs"])  # costs a millisecond of this window, which is theirs
+            plans = self._plan(n_calls, rows)
+        for table, offsets, inner, out in plans.values():
+            self._gpu.gather(table, offsets, inner, out)
+        self._gpu.settle()
+        ended = self._clock()
+        self.interview.sandbox.freeze()
+        marks = (thawed, asked, *_numbers(said.get("marks"), 3), answered, ended)
+        return WindowRun(
+            n_calls=n_calls,
+            window_ms=(ended - started) * 1e3,
+            events_ms=_numbers([said.get("ms")], 1)[0],
+            moved=moved,
+            anatomy_ms=tuple((mark - started) * 1e3 for mark in marks),
+            rows={name: plan[3] for name, plan in plans.items()} if n_calls else {},
+        )
+
+    def gather_again(self, n_calls: int, rows: Rows) -> dict[str, torch.Tensor]:
+        """The same rows once more, some time later."""
+        plans = self._plan(n_calls, rows)
+        for table, offsets, inner, out in plans.values():
+            self._gpu.gather(table, offsets, inner, out)
+        self._gpu.settle()
+        return {name: plan[3] for name, plan in plans.items()}
+
+    def close(self) -> None:
+        """Unmap its memory; the process is its owner's to end."""
+        for mapped in self._mapped.values():
+            self._gpu.unmap(mapped)
+        self._mapped.clear()
+        self._starts.clear()
+
+    def _plan(self, n_calls: int, rows: Rows) -> dict[str, tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]]:
+        """By output: table, offsets, inner stride and room for the rows, all on the GPU before the clock starts."""
+        assert self._field is not None
+        if not n_calls:
+            return self._plan_empty(rows)
+        found = {}
+        for output, table in zip(self._outputs, self._tables[n_calls], strict=True):
+            if output.name in rows:
+                chosen = rows[output.name][:n_calls]
+                out = torch.empty(*chosen.shape, output.width, dtype=output.dtype, device=chosen.device)
+                found[output.name] = (table, output.offsets(chosen), output.inner, out)
+        return found
+
+    def _plan_empty(self, rows: Rows) -> dict[str, tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]]:
+        """As many rows as a window's, of the inputs: an empty window costs what a full one costs beside its calls."""
+        assert self._field is not None
+        block = next(iter(self._field.blocks.values()))
+        n_calls = max(self._tables, default=1)
+        step = block.stride(0) * block.element_size()
+        table = block.data_ptr() + step * torch.arange(n_calls, device=block.device)
+        found = {}
+        for output in self._outputs:
+            if output.name in rows:
+                offsets = torch.zeros_like(rows[output.name][:n_calls])
+                out = torch.empty(*offsets.shape, output.width, dtype=block.dtype, device=block.device)
+                found[output.name] = (table, offsets, 1, out)
+        return found
+
+    def _learn(self, n_calls: int, ptrs: Any) -> None:
+        """Take in addresses of outputs: what lies in no mapped memory voids the window."""
+        n_outputs = len(self._outputs)
+        if not isinstance(ptrs, list) or len(ptrs) != n_calls * n_outputs or not all(type(p) is int for p in ptrs):
+            raise VoidError("the addresses of the outputs do not fit their number")
+        device = self._gpu.arena.device
+        self._tables[n_calls] = [
+            torch.tensor([self._here(ptr, output) for ptr in ptrs[number::n_outputs]], dtype=torch.int64, device=device)
+            for number, output in enumerate(self._outputs)
+        ]
+
+    def _here(self, ptr: int, output: _Output) -> int:
+        at = bisect.bisect_right(self._starts, ptr) - 1
+        if at >= 0:
+            mapped = self._mapped[self._starts[at]]
+            if ptr + output.span * output.dtype.itemsize <= mapped.start + mapped.size_bytes:
+                return mapped.here + ptr - mapped.start
+        raise VoidError("an output lies in memory that was not there at the rehearsal")
+
+    def _map(self, row: Any) -> None:
+        if not isinstance(row, list) or len(row) != 3 or not all(type(one) is int for one in row[:2]):
+            raise claims.ClaimError("a segment is not start, size and handle")
+        start, size, handle = row
+        if start in self._mapped:
+            if self._mapped[start].size_bytes == size:
+                return
+            self._gpu.unmap(self._mapped.pop(start))  # given back and taken anew, in another size
+            self._starts.remove(start)
+        try:
+            self._mapped[start] = self._gpu.map(start, size, str(handle))
+        except NotMappableError as exc:
+            raise claims.ClaimError(f"a segment cannot be mapped: {exc}") from None
+        bisect.insort(self._starts, start)
+
+    def _checked(self, row: Mapping[str, Any]) -> _Output:
+        shape, strides = claims.shape(row), claims.shape(row, "strides")
+        dtype = getattr(torch, claims.text(row, "dtype", 40), None)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or len(shape) != len(strides) or not shape:
+            raise claims.ClaimError("an output is not described as ours are")
+        name = claims.text(row, "name", 60)
+        return _Output(name, dtype, shape, strides, 1 if name == "lse" else shape[-1])
+
+    def _ask(self, message: dict[str, Any]) -> Mapping[str, Any]:
+        self.interview.sandbox.thaw()
+        self.interview.ask(message, stage="timing")
+        return self.interview.answer(60.0)
+
+
+@dataclass(slots=True)
+class Race:
+    """Times of all rivals at one size, and what was noticed."""
+
+    plans: dict[str, timing.WindowPlan] = field(default_factory=dict)
+    empty_ms: list[float] = field(default_factory=list)  # of the baselines
+    times_ms: dict[str, list[float]] = field(default_factory=dict)
+    events_ms: dict[str, list[float]] = field(default_factory=dict)
+    fill_ms: list[float] = field(default_factory=list)
+    first_ms: list[float] = field(default_factory=list)
+    anatomy_ms: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)  # see WindowRun
+    n_moved: int = 0
+    stages_s: dict[str, float] = field(default_factory=dict)
+    row_errors: dict[str, float] = field(default_factory=dict)  # by output, the student's largest, relative
+    n_checked_rows: int = 0
+    voids: list[str] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Stopwatch:
+    """Times one student's file against its rivals on one GPU.
+
+    Made before the student's file is loaded anywhere: it first measures what writing inputs takes on an idle GPU.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        operation: Operation,
+        timed: Timed,
+        gpu: Gpu,
+        *,
+        seed: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._assignment, self._operation, self._timed, self._gpu = assignment, operation, timed, gpu
+        self._seed, self._clock = seed, clock
+        self._gradients = frozenset(output.name for output in assignment.outputs if output.gradient)
+        self._idle_ms_per_byte: dict[str, float] = {}
+
+    def calibrate(self, size: Size) -> None:
+        """Learn how long this GPU, idle, takes to write inputs of this size. Call while no student's code runs."""
+        inputs = Field(self._gpu, self._operation, self._timed, size, PILOT_CALLS * 4, seed=self._seed)
+        inputs.fill(self._clock)
+        fastest = min(inputs.fill(self._clock) for _ in range(3))
+        self._idle_ms_per_byte[str(size.axes)] = fastest / inputs.used_bytes
+
+    def race(self, size: Size, student: Rival, others: Sequence[Rival], *, budget_s: float, headline: bool) -> Race:
+        """Alternate windows until the ratio is known to 1 % or the time is over; three rounds of lesser sizes.
+
+        Args:
+            others: the naive baseline first, then the reference, which is spot-checked: its record is made elsewhere.
+
+        Raises:
+            WrongRowsError: rows of the student's outputs are wrong.
+            VoidError: windows said nothing, again and again.
+            CandidateFailedError: it crashed, or took too long.
+        """
+        began = self._clock()
+        race = Race()
+        rivals = [student, *others]
+        self._pilot(size, rivals, race, headline)
+        race.stages_s["pilot"] = self._clock() - began
+        n_calls = max(plan.n_calls for plan in race.plans.values())
+        inputs = Field(self._gpu, self._operation, self._timed, size, n_calls, seed=self._seed)
+        idle_ms = self._idle_ms_per_byte[str(size.axes)] * inputs.used_bytes
+        inputs.fill(self._clock)
+        for rival in rivals:
+            rival.prepare(inputs, race.plans[rival.name].n_calls)
+            rival.rehearse(race.plans[rival.name].n_calls)
+            rival.release()
+        race.stages_s["rehearsal"] = self._clock() - began - race.stages_s["pilot"]
+        limits: dict[str, float] = {}
+        regular = [one for one in rivals if one.name in ("naive", "student")]
+        for number in range(MOST_ROUNDS if headline else OTHER_ROUNDS):
+            spot = [one for one in rivals if one not in regular] if number in (0, SPOT_ROUND) else []
+            # the naive baseline first of all: its own error sets the limit that the student's rows are held to
+            for rival in [*reversed(timing.turn(regular, number)), *spot]:
+                self._round(rival, inputs, idle_ms, race, limits)
+            for rival in others if number < EMPTY_WINDOWS else []:
+                rival.release()
+                race.empty_ms.append(rival.window(0, inputs.rows()).window_ms)
+            over = self._clock() - began > budget_s
+            naive_ms, student_ms = self.per_call(race, "naive"), self.per_call(race, "student")
+            if number + 1 >= OTHER_ROUNDS and (over or timing.enough(naive_ms, student_ms, seed=self._seed)):
+                break
+        self._look_at_first_call(student, inputs, race)
+        for rival in rivals:
+            rival.release()
+        race.seconds = self._clock() - began
+        return race
+
+    def per_call(self, race: Race, name: str) -> list[float]:
+        """Milliseconds of one call, for each window."""
+        # of the baselines: the student's own could be made to take long
+        empty = median(race.empty_ms) if race.empty_ms else 0.0
+        return [timing.per_call_ms(one, race.plans[name], empty) for one in race.times_ms.get(name, [])]
+
+    def timing(self, size: Size, race: Race) -> Timing:
+        """The measurement, as it is stored."""
+        student, naive = self.per_call(race, "student"), self.per_call(race, "naive")
+        interval = timing.ratio(naive, student, seed=self._seed)
+        return Timing(
+            axes=dict(size.axes),
+            student_times_ms=tuple(student),
+            naive_times_ms=tuple(naive),
+            reference_times_ms=tuple(self.per_call(race, "reference")),
+            ratio=interval.value,
+            ratio_low=interval.low,
+            ratio_high=interval.high,
+            noisy=timing.is_noisy(interval),
+        )
+
+    def _pilot(self, size: Size, rivals: Sequence[Rival], race: Race, headline: bool) -> None:
+        """A few calls each, which also compile what is not compiled; then K for each."""
+        inputs = Field(self._gpu, self._operation, self._timed, size, PILOT_CALLS, seed=self._seed)
+        inputs.fill(self._clock)
+        per_call = inputs.used_bytes // PILOT_CALLS
+        outputs = self._timed.output_bytes(size.axes, size.dtype)
+        for rival in rivals:
+            rival.prepare(inputs, PILOT_CALLS)
+            rival.rehearse(PILOT_CALLS)
+            times = {}
+            for n_calls in (PILOT_CALLS, 0, PILOT_CALLS):
+                rival.release()
+                times[n_calls] = rival.window(n_calls, inputs.rows()).window_ms
+            pilot_ms = max(times[PILOT_CALLS] - times[0], 0.02) / PILOT_CALLS
+            full = headline and rival.name == "student"
+            race.plans[rival.name] = timing.plan_window(
+                pilot_ms=pilot_ms,
+                bytes_per_call=max(per_call, outputs),
+                n_outputs=len(self._operation.outputs),
+                budget_bytes=len(self._gpu.arena) * 3 // 4,
+                window_ms=timing.WINDOW_MS if full else timing.SHORT_WINDOW_MS,
+            )
+
+    def _round(self, rival: Rival, inputs: Field, idle_ms: float, race: Race, limits: dict[str, float]) -> None:
+        """One window of one rival, with its rows compared; a void one is tried again."""
+        n_calls = race.plans[rival.name].n_calls
+        for _ in range(MAX_MOVES):
+            rival.release()
+            fill_ms = inputs.fill(self._clock)
+            race.fill_ms.append(fill_ms)
+            if not timing.fill_was_idle(fill_ms, idle_ms=idle_ms):
+                race.voids.append(f"{rival.name}: writing the inputs took {fill_ms:.2f} ms, idle {idle_ms:.2f}")
+                continue
+            rows = inputs.rows()
+            try:
+                run = rival.window(n_calls, rows)
+            except VoidError as exc:
+                race.voids.append(f"{rival.name}: {exc}")
+                rival.rehearse(n_calls)
+                continue
+            self._compare(rival, run, rows, inputs, race, limits)
+            race.times_ms.setdefault(rival.name, []).append(run.window_ms)
+            race.anatomy_ms.setdefault(rival.name, []).append(run.anatomy_ms)
+            race.n_moved += run.moved
+            race.events_ms.setdefault(rival.name, []).append(run.events_ms / n_calls)
+            return
+        race.evidence.append(
+            Evidence(kind="void-windows", message=f"{MAX_MOVES} windows in a row said nothing: {race.voids[-1]}")
+        )
+        raise VoidError(race.voids[-1])
+
+    def _compare(
+        self, rival: Rival, run: WindowRun, rows: Rows, inputs: Field, race: Race, limits: dict[str, float]
+    ) -> None:
+        """Hold gathered rows against float64. The naive baseline's own error sets the limit of the student's."""
+        if rival.name == "reference" or (rival.name == "naive" and limits):
+            return
+        chosen = {name: one[: run.n_calls] for name, one in rows.items()}
+        expected = inputs.expected({name: rows[name] for name in rows})
+        for name, (calls, want) in expected.items():
+            if name not in run.rows:
+                continue
+            kept = calls < run.n_calls
+            got = run.rows[name][calls[kept]].double()
+            error, n_wrong = _row_error(got, want[kept], limits.get(name, math.inf))
+            if rival.name == "naive":
+                comparable = name in self._timed.baseline_outputs
+                limits[name] = self._assignment.tolerance.limit(
+                    baseline_rel_error=error if comparable and math.isfinite(error) else 0.0,
+                    dtype=str(inputs.blocks[next(iter(inputs.blocks))].dtype).removeprefix("torch."),
+                    largest_score=LARGEST_SCORE,
+                    gradient=name in self._gradients,
+                )
+                continue
+            race.n_checked_rows += chosen[name].numel()
+            race.row_errors[name] = max(error, race.row_errors.get(name, 0.0))
+            if not error <= limits.get(name, math.inf):
+                self._explain_wrong(rival, run, rows, name, want, calls, limits[name], race, n_wrong)
+
+    def _explain_wrong(
+        self,
+        rival: Rival,
+        run: WindowRun,
+        rows: Rows,
+        name: str,
+        want: torch.Tensor,
+        calls: torch.Tensor,
+        limit: float,
+        race: Race,
+        n_wrong: int,
+    ) -> None:
+        later = rival.gather_again(run.n_calls, rows)[name]
+        kept = calls < run.n_calls
+        error, _ = _row_error(later[calls[kept]].double(), want[kept], limit)
+        late = error <= limit
+        kind = "late-work" if late else "timed-outputs-wrong"
+        when = "was not there when the file said that it was done, and was a moment later" if late else "is wrong"
+        message = f"{name} of {n_wrong} of {run.n_calls} timed calls {when}, in {rows[name].shape[1]} rows looked at"
+        race.evidence.append(Evidence(kind=kind, message=message))
+        raise WrongRowsError(message)
+
+    def _look_at_first_call(self, student: Rival, inputs: Field, race: Race) -> None:
+        """A call alone, without company to hide in."""
+        student.rehearse(1)
+        for _ in range(FIRST_CALL_WINDOWS):
+            student.release()
+            inputs.fill(self._clock)
+            try:
+                race.first_ms.append(student.window(1, inputs.rows()).window_ms)
+            except VoidError as exc:
+                race.voids.append(f"student: {exc}")
+                student.rehearse(1)
+        per_call = median(self.per_call(race, "student"))
+        empty = race.empty_ms
+        if race.first_ms and not timing.first_call_agrees(first_ms=race.first_ms, empty_ms=empty, per_call=per_call):
+            alone = median(race.first_ms) - median(empty)
+            race.evidence.append(
+                Evidence(
+                    kind="first-call-disagrees",
+                    message=f"one call alone takes {alone:.3f} ms, its share of a window {per_call:.3f} ms",
+                )
+            )
+
+
+def _numbers(said: Any, n: int) -> list[float]:
+    """`n` numbers of a claim; zeros where it is something else."""
+    right = isinstance(said, list) and len(said) == n and all(type(one) in (int, float) for one in said)
+    return [float(one) for one in said] if right else [0.0] * n
+
+
+def _forward_outputs(operation: Operation) -> tuple[str, ...]:
+    gradients = {f"d{name}" for name in operation.inputs}
+    return tuple(name for name in operation.outputs if name not in gradients)
+
+
+def _row_error(got: torch.Tensor, want: torch.Tensor, limit: float) -> tuple[float, int]:
+    """Largest relative error (inf where something is not finite), and the number of calls beyond the limit."""
+    if got.shape != want.shape:
+        return math.inf, len(want)
+    scale = float(want.abs().max()) or 1.0
+    error = (got - want).abs() / scale
+    error = torch.where(torch.isfinite(error), error, torch.full_like(error, math.inf))
+    wrong = ~(error <= limit)
+    return float(error.max()), int(wrong.flatten(1).any(dim=1).sum())
