@@ -405,6 +405,9 @@ class _Meter:
         _touched(argument, "read")[index] = True
         self._request(argument, load=addresses.size * size)
         block = argument.block
+        gaps = self._memory.gaps.get(block)
+        if gaps is not None and gaps.size == _count(block) and gaps[index].any():
+            self._find_gap(argument, index[gaps[index]])
         if block.flags is not None or not block.default & INITIALISED:
             missing = (block.element_flags()[index] & INITIALISED) == 0
             if missing.any():
@@ -504,6 +507,17 @@ class _Meter:
             addresses.size,
             f"{verb} element {element} of {argument.name}, outside the view {_shape(argument)} that was "
             f"passed, though inside the tensor it is a view of",
+        )
+
+    def _find_gap(self, argument: _Argument, index: Array) -> None:
+        element = self._element(argument, int(index[0]))
+        self._find(
+            "outside-view-load",
+            argument,
+            element,
+            index.size,
+            f"reads memory between the rows of {argument.name} {_shape(argument)}, {element} elements from its start; "
+            "its strides are to be used",
         )
 
     def _find_wild(self, op: str, addresses: Array) -> None:
@@ -686,6 +700,8 @@ class Watch:
         self._inputs = dict(inputs)
         self._files = _names_of(submission_file)
         self._memory = Memory(self._inputs)
+        if level == "full":
+            self._memory.find_gaps()
         self._meter = _Meter(
             self._memory, self._files, footprints=level == "full", order=order, runs_programs=run_programs
         )
@@ -953,6 +969,8 @@ def explain_exception(error: BaseException, submission_file: str) -> dict[str, A
             if trace.tb_frame.f_code.co_filename in files:
                 line = trace.tb_lineno
             trace = trace.tb_next
+    if isinstance(cause, SyntaxError) and cause.filename in files:
+        line = cause.lineno or 0
     try:
         message = str(cause)
     except Exception:

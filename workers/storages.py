@@ -194,9 +194,27 @@ class Memory:
                     Block(low, high, tuple(tensor.shape), _dtype_name(tensor), "input", 0, tensor.element_size(), 0)
                 )
         self._lows = [block.low for block in self.input_blocks]
+        self._inputs = [tensor.detach() for tensor in inputs.values()]
+        self.gaps: dict[Block, Array] = {}  # [elements] bool, those of an input block that belong to no input
 
     def is_input(self, storage: Any) -> bool:
         return storage._cdata in self._input_storages
+
+    def find_gaps(self) -> None:
+        """Mark what lies between the elements of non-contiguous inputs. To be called while nothing is watched."""
+        for block in self.input_blocks:
+            free = np.ones(-(-block.size_bytes // block.unit), dtype=bool)
+            marks = torch.from_numpy(free)
+            for tensor in self._inputs:
+                low, high = view_span(tensor)
+                if not block.low <= low < high <= block.high:
+                    continue
+                if tensor.element_size() == block.unit:
+                    marks.as_strided(tensor.size(), tensor.stride(), (low - block.low) // block.unit).fill_(False)
+                else:
+                    marks[(low - block.low) // block.unit : -(-(high - block.low) // block.unit)] = False
+            if free.any():
+                self.gaps[block] = free
 
     def block_of(self, tensor: torch.Tensor) -> Block:
         """The block that bounds what a kernel may touch through this tensor."""

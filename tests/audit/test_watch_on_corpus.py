@@ -21,7 +21,7 @@ from audit_calls import (
     watched,
 )
 
-from workers.audit import MAX_FACTS_BYTES, Watch, eager_costs
+from workers.audit import MAX_FACTS_BYTES, Watch, eager_costs, explain_exception
 
 FORWARD = CORPUS / "flash-attention-forward"
 TRAINED = CORPUS / "flash-attention"
@@ -209,10 +209,22 @@ def test_strides_that_are_ignored_read_outside_an_expanded_gradient():
         assert grads[2].isnan().any()
 
 
-def test_strides_that_are_ignored_are_seen_on_an_input_of_the_arena():
+def test_strides_that_are_ignored_are_seen_as_reads_between_the_rows():
+    path = FORWARD / "ignores-strides.py"
     inputs = in_arena(**attention_inputs(2, 40, 40, 16, make=strided))
-    _, facts = watched(FORWARD / "ignores-strides.py", attention(inputs, False), inputs, ("o", "lse"), level="bounds")
-    assert not kinds(facts) - {"out-of-bounds-load", "outside-view-load"}
+    _, facts = watched(path, attention(inputs, False), inputs, ("o", "lse"))
+    assert kinds(facts) == {"outside-view-load"}
+    assert {finding["arg"] for finding in facts["findings"]} == {"Q", "K", "V"}
+    assert all("between the rows of" in finding["message"] for finding in facts["findings"])
+
+
+def test_a_syntax_error_is_told_with_its_line():
+    path = FUSED / "syntax-error.py"
+    with pytest.raises(SyntaxError) as caught:
+        load(path)
+    told = explain_exception(caught.value, str(path))
+    assert told["type"] == "SyntaxError"
+    assert told["line"] == 21
 
 
 def test_stored_scores_are_named_with_shape_and_line():
