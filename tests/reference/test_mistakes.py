@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from hand_in import inputs_of, limits_of, relative_error
 from torch import Tensor
 
 import reference
 from grader.assignment import Assignment, Case, load_assignment
 from reference.operation import Mistake, Operation
-from tests.reference.hand_in import inputs_of, limits_of, relative_error
 
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "corpus"

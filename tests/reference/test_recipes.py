@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hand_in import inputs_of, limits_of, relative_error
 from torch import Tensor
 
 import reference
 from grader.assignment import Assignment, Case, load_assignment
 from reference.operation import Operation
-from tests.reference.hand_in import inputs_of, limits_of, relative_error
 
 ASSIGNMENTS = {
     path.parent.name: load_assignment(path.parent)
