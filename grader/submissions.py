@@ -23,6 +23,7 @@ from sqlalchemy import (
     Select,
     Update,
     and_,
+    delete,
     func,
     or_,
     select,
@@ -41,6 +42,7 @@ from grader.settings import Settings
 FAIRNESS_WINDOW = timedelta(minutes=10)
 # a worker that has not been seen for this long is gone
 WORKER_GONE_AFTER = timedelta(seconds=60)
+FORGET_WORKER_AFTER = timedelta(days=1)
 # verdicts of a student's own making; provisional ones do not count
 COUNTING_VERDICTS = ("full", "partial", "wrong", "error", "limit", "refused", "held")
 
@@ -288,8 +290,12 @@ def hand_back(session: Session, job: Job) -> bool:
 
 
 def sweep(session: Session, *, now: datetime, max_lost_attempts: int = 3) -> list[str]:
-    """Take back what lapsed. Returns the kinds of device that something waits for: ring for each."""
+    """Take back what lapsed. Returns the kinds of device that something waits for: ring for each.
+
+    Workers that have not been seen for a day are forgotten: in containers every start has another name.
+    """
     _take_back_lapsed(session, now=now, max_lost_attempts=max_lost_attempts)
+    session.execute(delete(Worker).where(Worker.seen_at < now - FORGET_WORKER_AFTER))
     return sorted(session.scalars(select(Submission.device).where(Submission.state == State.QUEUED).distinct()))
 
 

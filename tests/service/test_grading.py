@@ -342,6 +342,15 @@ def test_workers_report_themselves(database):
     assert submissions.is_gone(worker, later + timedelta(seconds=61))
 
 
+def test_workers_of_yesterday_are_forgotten(database):
+    with database.write() as session:
+        for name, seen in (("old", NOW), ("new", NOW + timedelta(hours=20))):
+            submissions.report_worker(session, name=name, device="cpu", status=WorkerStatus.IDLE, now=seen)
+    with database.write() as session:
+        submissions.sweep(session, now=NOW + timedelta(hours=25))
+        assert [worker.name for worker in submissions.workers(session)] == ["new"]
+
+
 def test_history_is_latest_first_and_ones_own(school, facts):
     first = school.graded("ada", facts())
     second = school.hand_in("ada", now=NOW + timedelta(seconds=1)).submission_id
