@@ -263,7 +263,8 @@ class CompileReport:
     target: str  # e.g. "sm_90"
     kernels: tuple[CompiledKernel, ...]
     failures: tuple[Failure, ...] = ()
-    finished: bool = True  # False: the compile budget ended first
+    finished: bool = True  # False: the budget, in time or kernels, ended first, or the file did not get so far
+    shared_limit_bytes: int = 232448  # most shared memory one CTA may ask for on the target; more fails at the launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
