@@ -43,13 +43,16 @@ from grader.wording import count, listed, one_line, plain
 
 # A mistake explains a probe when its outputs are this near to the student's, in limits of that probe, ...
 NEAR_LIMITS = 8.0
-# ... or in parts of its own error (errors of several hundred magnify rounding) ...
-NEAR_SHARE = 0.01
+# ... or, where it is plainly wrong, in parts of its own size (what it computes may magnify rounding) ...
+NEAR_SHARE = 1e-3
+PLAINLY_WRONG = 0.1
 # ... and this many times nearer than the oracle is to either.
 APART = 4.0
 # Share of the wrong probes that it must explain, and share of the right ones that it may get wrong.
-EXPLAINS_AT_LEAST = 0.85
+EXPLAINS_AT_LEAST = 0.8
 CONTRADICTS_AT_MOST = 0.1
+# A mistake is computed in float64; where its values overflow the student's dtype nothing can be compared.
+OVERFLOWS = 1e30
 
 _SHARED_MEMORY = re.compile(r"out of resource.*shared memory|shared memory.*(hardware limit|required)", re.I | re.S)
 
@@ -479,7 +482,7 @@ def _known_mistake(facts: _Facts) -> Diagnosis | None:
     found = []
     for order, match in enumerate(facts.examination.mistakes):
         on = {probe.probe: probe for probe in match.probes}
-        compared = [case for case in wrong if case.name in on]
+        compared = [case for case in wrong if case.name in on and not _overflows(on[case.name], case)]
         explained = sum(_explains(on[case.name], case) for case in compared)
         tried = [case for case in right if case.name in on]
         contradicted = sum(_contradicts(on[case.name], case) for case in tried)
@@ -515,10 +518,15 @@ def _explains(probe: MistakeOnProbe, case: CaseGrade) -> bool:
     distance, own, limit = probe.distance, probe.own_error, case.limit
     if distance is None or limit is None or not math.isfinite(distance):
         return False
-    near = distance <= NEAR_LIMITS * limit or (own is not None and distance <= NEAR_SHARE * own)
+    plain_one = own is None or own >= PLAINLY_WRONG
+    near = distance <= NEAR_LIMITS * limit or (plain_one and distance <= NEAR_SHARE)
     apart = own is None or own >= APART * distance
     student = case.rel_error
     return near and apart and own != 0 and (student is None or student >= APART / 2 * distance)
+
+
+def _overflows(probe: MistakeOnProbe, case: CaseGrade) -> bool:
+    return case.rel_error is None and probe.own_error is not None and probe.own_error >= OVERFLOWS
 
 
 def _contradicts(probe: MistakeOnProbe, case: CaseGrade) -> bool:

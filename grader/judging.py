@@ -68,6 +68,8 @@ COPIES_AND_FILLS = frozenset(
         "full",
     }
 )
+# a number or two, made or moved on the host's behalf, is no computation
+SCALAR_BYTES = 64
 # a tile that doubles while the size doubles, from one size of the sweep to the next
 TILE_GROWTH = 1.9
 
@@ -379,7 +381,8 @@ def _structure_checks(
     own = [output.name for output in assignment.outputs if output.own_kernel]
     seen = {written.name for written in audit.outputs}
     unseen = [name for name in own if name not in seen]
-    foreign = sorted({op.op for op in audit.torch_ops if not allowed_op(op.op, asked.torch_ops)})
+    computing = [op for op in audit.torch_ops if op.size_bytes > SCALAR_BYTES]
+    foreign = sorted({op.op for op in computing if not allowed_op(op.op, asked.torch_ops)})
     checks = [
         Check(
             name="outputs-traced",

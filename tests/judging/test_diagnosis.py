@@ -296,7 +296,7 @@ def test_two_launches_are_not_fused():
 @pytest.mark.parametrize(
     ("changes", "label"),
     [
-        ({"torch_ops": (TorchOp(op="aten.softmax", count=1, size_bytes=8),)}, "torch-compute"),
+        ({"torch_ops": (TorchOp(op="aten.softmax", count=1, size_bytes=800),)}, "torch-compute"),
         ({"unique_bytes": 390_000}, "extra-traffic"),
     ],
 )
@@ -413,8 +413,27 @@ def test_ties_go_to_the_pattern_then_to_the_untiled_then_to_the_bank():
 
 def test_rounding_that_a_large_error_magnifies_does_not_hide_the_mistake():
     bad = ["random", "causal"]
-    bank = mistake("wrong-logsumexp", bad, names_of(BACKWARD), distance=0.5, own_error=500.0)
+    bank = mistake("wrong-logsumexp", bad, names_of(BACKWARD), distance=8e-4, own_error=500.0)
     assert diagnosis(BACKWARD, *wrong_in(BACKWARD, bad, error=500.0), mistakes=(bank,)).label == "wrong-logsumexp"
+
+
+def test_a_mistake_of_astronomic_size_explains_nothing_by_its_size():
+    bad = ["random", "causal"]
+    bank = mistake("backward-missing-scale", bad, names_of(BACKWARD), distance=1.0, own_error=1e18)
+    assert diagnosis(BACKWARD, *wrong_in(BACKWARD, bad, error=500.0), mistakes=(bank,)).label == ""
+
+
+def test_a_probe_where_only_the_students_dtype_overflows_is_no_witness():
+    bad = ["causal", "causal-tail", "guard"]
+    match = mistake("backward-not-causal", [*bad, "causal-large"], names_of(BACKWARD), own_error=500.0)
+    overflowing = tuple(
+        dataclasses.replace(one, distance=None, own_error=4e37) if one.probe == "causal-large" else one
+        for one in match.probes
+    )
+    runs = [*wrong_in(BACKWARD, bad, error=500.0), wrong("causal-large", BACKWARD, error=None)]
+    found = diagnosis(BACKWARD, *runs, mistakes=(dataclasses.replace(match, probes=overflowing),))
+    assert found.label == "backward-not-causal"
+    assert "3 of 3 wrong probes" in found.evidence[0]
 
 
 def test_a_right_file_has_no_label_whatever_the_bank_says():

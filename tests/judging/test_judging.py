@@ -381,7 +381,7 @@ def test_a_tile_as_wide_as_the_row_fails_structure(tiles, passes):
     [
         pytest.param({"n_launches": 2}, "launches", id="two-launches"),
         pytest.param({"unique_bytes": 148_000}, "bytes", id="too-many-bytes"),
-        pytest.param({"torch_ops": (TorchOp(op="aten::softmax", count=1, size_bytes=8),)}, "torch-ops", id="torch"),
+        pytest.param({"torch_ops": (TorchOp(op="aten::softmax", count=1, size_bytes=800),)}, "torch-ops", id="torch"),
         pytest.param({"outputs": (OutputWritten(name="o", by_own_kernel=True),)}, "outputs-traced", id="lse-unseen"),
     ],
 )
@@ -394,6 +394,11 @@ def test_structure_is_held_against_the_audit(changes, check):
 @pytest.mark.parametrize("op", ["copy", "aten.clone.default", "aten::contiguous", "aten.fill_.Scalar"])
 def test_copies_and_fills_are_always_allowed(op):
     audit = audit_of(ASSIGNMENT, torch_ops=(TorchOp(op=op, count=1, size_bytes=8),))
+    assert judged(audit=audit).verdict is Verdict.FULL
+
+
+def test_a_scalar_made_by_torch_is_no_computation():
+    audit = audit_of(ASSIGNMENT, torch_ops=(TorchOp(op="randint", count=1, size_bytes=8),))
     assert judged(audit=audit).verdict is Verdict.FULL
 
 
