@@ -54,6 +54,9 @@ MAX_MISTAKES_TRIED = 16  # of its forms, on all of those
 MAX_MISTAKES_KEPT = 6
 FAR = 1e3  # a relative distance beyond which it does not matter how far
 
+# the candidates need the other cores, and a thread team that waits for a busy core multiplies every small operation
+torch.set_num_threads(1)
+
 Progress = Callable[[str, float], None]
 
 
@@ -426,7 +429,13 @@ class Examiner:
             self.progress("memory", number / len(sweep.sizes))
             axes = dict(sweep.axes) | dict.fromkeys(sweep.along, size)
             case = Case(name=f"memory-{size}", axes=axes, tries="", options=self.assignment.structure.options)
-            facts, _ = self._watched(interview, arena, case, "storages")
+            try:
+                facts, _ = self._watched(interview, arena, case, "full")
+            except CandidateFailedError as exc:
+                found.memory.append(MemoryPoint(size=size, peak_bytes=0, failure=exc.failure))
+                if exc.dead:
+                    return
+                continue
             forward, backward = facts["forward"], facts.get("backward")
             costs = self.operation.costs(axes, torch.float32, case.options or {})
             found.memory.append(
@@ -437,6 +446,7 @@ class Examiner:
                     kept_bytes=claims.count(forward, "alive_after_bytes"),
                     naive_bytes=costs.naive_peak_bytes,
                     reference_bytes=costs.reference_peak_bytes,
+                    largest_tile_elements=claims.count(forward, "largest_tile_elements"),
                 )
             )
 

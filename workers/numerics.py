@@ -98,19 +98,17 @@ def mistake_on_probe(
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float | None:
-    """Like `relative_error`, but two values that are both not finite agree.
-
-    One mistake gives NaN in one way of writing it and -inf in another: log of an empty sum, or 0 / 0.
-    """
+    """Like `relative_error`, but in the format of `a`, and values that are both not finite agree."""
     if a.shape != b.shape:
         return None
-    a64, b64 = a.to(torch.float64), b.to(torch.float64)
-    same = (a64 == b64) | (~torch.isfinite(a64) & ~torch.isfinite(b64))
-    if not torch.isfinite(a64[~same]).all() or not torch.isfinite(b64[~same]).all():
+    # what float64 can still hold overflows in the student's format, there and then
+    a64, b64 = a.to(torch.float64), b.to(a.dtype).to(torch.float64)
+    finite = torch.isfinite(a64)
+    if not torch.equal(finite, torch.isfinite(b64)):
         return None
-    finite = b64[torch.isfinite(b64)]
-    scale = (finite.abs().max().item() if finite.numel() else 0.0) or 1.0
-    return (a64[~same] - b64[~same]).abs().max().item() / scale if bool((~same).any()) else 0.0
+    a64, b64 = a64[finite], b64[finite]
+    scale = (b64.abs().max().item() if b64.numel() else 0.0) or 1.0
+    return (a64 - b64).abs().max().item() / scale if a64.numel() else 0.0
 
 
 def _largest(values: list[float | None]) -> float | None:
