@@ -44,7 +44,6 @@ from triton.runtime.errors import OutOfResources
 
 from workers import entry, protocol
 
-SUBMISSION = Path("/w/submission.py")
 MAX_KERNELS = 12
 MAX_CONFIGS = 4  # of one autotuned launch
 MAX_TEXT = 2000
@@ -507,14 +506,14 @@ def _pretend_gpu(active: _Driver) -> None:
         setattr(torch.cuda, name, answer)
 
 
-def main(control_fd: int, arena_fd: int, arena_bytes: int, submission: Path = SUBMISSION) -> None:
+def main(control_fd: int, arena_fd: int, arena_bytes: int) -> None:
     """Serve the examiner until it goes away."""
     channel = protocol.Channel(socket.socket(fileno=control_fd))
     arena = mmap.mmap(arena_fd, arena_bytes)
     torch.set_num_threads(1)
     triton.knobs.nvidia.dump_ptxas_log = True
     triton_key()  # a hash over all of Triton, 0.3 s, part of every cache key
-    candidate = _Candidate(channel, arena, submission)
+    candidate = _Candidate(channel, arena, Path.cwd() / "submission.py")  # /w, or a folder of its own without isolation
     channel.send({"op": "ready"})
     with contextlib.suppress(protocol.PeerGoneError):
         while True:

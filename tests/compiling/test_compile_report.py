@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import reference
+from grader.assignment import Assignment
 from grader.measurement import CompileReport, Failure, FailureKind
+from workers.compiling import compile_pool, compile_report
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 FLASH = "flash-attention-forward"
@@ -242,6 +245,15 @@ def test_prints_are_no_flood_here(compile_file: Compile) -> None:
     report = compile_file("online-softmax", softmax(host="print('x' * (8 << 20))"), sizes=ONE_SIZE)
     assert report.finished
     assert len(report.kernels) == 1
+
+
+def test_it_compiles_without_isolation_too(assignment: Callable[..., Assignment]) -> None:
+    task = assignment("online-softmax", sizes=ONE_SIZE)
+    with compile_pool(task.limits, size=1, isolation="none") as pool:
+        operation = reference.load(task.operation)
+        report = compile_report(task, operation, softmax().encode(), pool=pool, budget_s=100.0)
+    assert report.failures == ()
+    assert [kernel.kernel for kernel in report.kernels] == ["copy_kernel"]
 
 
 @pytest.mark.slow
