@@ -16,6 +16,7 @@ import platform
 import shutil
 import sys
 import time
+import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,12 +28,13 @@ sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
 
-from grader.assignment import Assignment, load_assignment  # noqa: E402
+from grader.assignment import Assignment, Limits, load_assignment  # noqa: E402
 from grader.judging import grade_json, judge  # noqa: E402
 from grader.measurement import ProbeMeasured, to_json  # noqa: E402
+from workers.ahead import ahead_pool  # noqa: E402
 from workers.devices.cpu import interpreter_pool  # noqa: E402
 from workers.devices.cuda import Gpu, cuda_pool  # noqa: E402
-from workers.gpu_examination import GpuRecord, Rivals, examine_on_gpu  # noqa: E402
+from workers.gpu_examination import Ahead, GpuRecord, Rivals, examine_on_gpu  # noqa: E402
 from workers.sandbox import SandboxPool  # noqa: E402
 
 CORPUS = PROJECT / "tests" / "corpus"
@@ -44,6 +46,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=list(SECTIONS), choices=list(SECTIONS))
     parser.add_argument("--out", type=Path, default=PROJECT / "artifacts" / "gpu")
     parser.add_argument("--files", nargs="*", default=[], help="corpus files for the sections grade and corpus")
+    parser.add_argument("--times", type=int, default=10, help="gradings of the section repeat")
+    parser.add_argument("--stop-s", type=float, default=1e9, help="no further file of the corpus after so many seconds")
+    parser.add_argument("--brief", action="store_true", help="the corpus without speed")
     parser.add_argument("--isolation", default="auto", choices=["auto", "none"])
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -175,20 +180,28 @@ class _Bench:
     warm: SandboxPool
     interpreter: SandboxPool | None
     rivals: Rivals
+    ahead: Ahead | None
 
 
 @contextlib.contextmanager
-def _bench(assignment: Assignment, *, audit: bool = True, size: int = 3, isolation: Any = "auto") -> Iterator[_Bench]:
+def _bench(limits: Limits, *, audit: bool = True, ahead: bool = True, isolation: Any = "auto") -> Iterator[_Bench]:
+    """A warm worker: candidates of each kind started ahead, baselines kept from one grading to the next."""
+    n_compilers = max(1, min(8, (os.cpu_count() or 2) // 2))
     with contextlib.ExitStack() as stack:
-        warm = stack.enter_context(cuda_pool(assignment.limits, size=size, isolation=isolation))
-        interpreter = (
-            stack.enter_context(interpreter_pool(assignment.limits, size=1, isolation=isolation)) if audit else None
-        )
+        warm = stack.enter_context(cuda_pool(limits, size=3, isolation=isolation))
+        interpreter = stack.enter_context(interpreter_pool(limits, size=1, isolation=isolation)) if audit else None
+        compilers = stack.enter_context(ahead_pool(limits, size=n_compilers, isolation=isolation)) if ahead else None
         gpu = Gpu()
         stack.callback(gpu.close)
         rivals = Rivals(gpu, warm)
         stack.callback(rivals.close)
-        yield _Bench(gpu, warm, interpreter, rivals)
+        yield _Bench(
+            gpu,
+            warm,
+            interpreter,
+            rivals,
+            Ahead(sandboxes=compilers, n_candidates=n_compilers) if compilers is not None else None,
+        )
 
 
 def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
@@ -201,12 +214,13 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
         sandboxes=bench.warm,
         interpreter=bench.interpreter,
         rivals=bench.rivals,
+        ahead=bench.ahead,
         record=record,
     )
     seconds = time.monotonic() - began
     grade = grade_json(judge(assignment, examination))
     found: dict[str, Any] = {
-        "file": str(file.relative_to(CORPUS)),
+        "file": str(file.relative_to(PROJECT / "tests")),
         "verdict": grade["verdict"],
         "fault": grade["fault"],
         "score": grade["score"],
@@ -228,10 +242,13 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
         found["races"].append(
             {
                 "axes": dict(size.axes),
-                "plans": {name: dataclasses.asdict(plan) for name, plan in race.plans.items()},
+                "n_calls": race.n_calls,
                 "windows_ms": race.times_ms,
                 "events_ms": race.events_ms,
                 "empty_ms": race.empty_ms,
+                "anatomy_ms": race.anatomy_ms,
+                "moved": race.n_moved,
+                "stages_s": race.stages_s,
                 "first_ms": race.first_ms,
                 "fill_ms": race.fill_ms,
                 "row_errors": race.row_errors,
@@ -267,16 +284,18 @@ def _print_grade(found: dict[str, Any]) -> None:
         mib = {key: round(point[key] / 2**20, 1) for key in ("peak_bytes", "kept_bytes", "naive_bytes")}
         print(f"    T={point['size']} {mib} {point['failure'] and point['failure']['message'][:160]}")
     for race, timing in zip(found["races"], found["timings"], strict=False):
-        k = {name: plan["n_calls"] for name, plan in race["plans"].items()}
+        k = race["n_calls"]
         outside, events = median(timing["student_times_ms"]), median(race["events_ms"]["student"])
         print(
             f"    {race['axes']} K={k} student {outside:.4f} ms (events {events:.4f}, {outside / events:.4f}) "
             f"naive {median(timing['naive_times_ms']):.3f} reference {median(timing['reference_times_ms']):.4f} "
             f"ratio {timing['ratio']:.3f} [{timing['ratio_low']:.3f}, {timing['ratio_high']:.3f}] "
-            f"rounds {len(timing['student_times_ms'])} empty {median(race['empty_ms']['student']):.3f} "
+            f"rounds {len(timing['student_times_ms'])} empty {median(race['empty_ms']):.3f} "
             f"first {[round(one, 3) for one in race['first_ms']]} fill {median(race['fill_ms']):.2f} ms "
-            f"rows {race['rows_checked']} errors {race['row_errors']} voids {race['voids']} {race['seconds']:.2f} s"
+            f"rows {race['rows_checked']} errors {race['row_errors']} voids {race['voids']} moved {race['moved']} {race['seconds']:.2f} s {race['stages_s']}"
         )
+        for name in ("student", "naive"):
+            print(f"      {name} anatomy {[round(one, 2) for one in race['anatomy_ms'][name][-1]]}")
     for evidence in found["evidence"]:
         print(f"    evidence {evidence}")
     for key in ("load_failure", "audit_failure"):
@@ -289,16 +308,119 @@ def _assignment(slug: str) -> Assignment:
 
 
 def grade(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One file of each kind through everything."""
-    files = arguments.files or ["flash-attention-forward/ok-raw-strides.py"]
+    """Files through everything, on one warm worker."""
+    files = arguments.files or [
+        "flash-attention-forward/ok-raw-strides.py",
+        "flash-attention-forward/ok-raw-strides.py",
+        "flash-attention-forward/ok-block-pointers.py",
+        "flash-attention-forward/stored-scores.py",
+    ]
     rows = []
-    for name in files:
-        assignment = _assignment(name.split("/")[0])
-        with _bench(assignment, isolation=arguments.isolation) as bench:
-            found = _grade(assignment, CORPUS / name, bench)
+    with _bench(_assignment("flash-attention-forward").limits, isolation=arguments.isolation) as bench:
+        for name in files:
+            time.sleep(3.0)  # a warm worker has candidates ready when the next hand-in comes
+            try:
+                found = _grade(_assignment(name.split("/")[0]), CORPUS / name, bench)
+            except Exception:
+                traceback.print_exc()
+                continue
             _print_grade(found)
             rows.append(found)
     return rows
+
+
+def repeat(arguments: argparse.Namespace) -> dict[str, Any]:
+    """One file again and again, each time by fresh processes: how far the reported times and ratios lie apart."""
+    file = CORPUS / "flash-attention-forward" / "ok-raw-strides.py"
+    assignment = _assignment("flash-attention-forward")
+    rows = []
+    with _bench(assignment.limits, audit=False, isolation=arguments.isolation) as bench:
+        for _ in range(arguments.times):
+            time.sleep(2.0)
+            found = _grade(assignment, file, bench)
+            timing, race = found["timings"][0], found["races"][0]
+            rows.append(
+                {
+                    "student_ms": median(timing["student_times_ms"]),
+                    "events_ms": median(race["events_ms"]["student"]),
+                    "ratio": timing["ratio"],
+                    "verdict": found["verdict"],
+                    "seconds": found["seconds"],
+                    "lock_s": found["lock_s"],
+                    "stages": found["stages"],
+                }
+            )
+            print(f"  {rows[-1]}", flush=True)
+    spread = {
+        key: max(row[key] for row in rows) / min(row[key] for row in rows)
+        for key in ("student_ms", "events_ms", "ratio")
+    }
+    print(f"  max/min: {spread}, median {median(row['seconds'] for row in rows):.2f} s")
+    return {"gradings": rows, "max_over_min": spread}
+
+
+def corpus(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Files of the corpus on the GPU: the correct ones, and those whose fault only a GPU shows."""
+    expected = tomllib.loads((CORPUS / "expected.toml").read_text())
+    chosen = arguments.files or [
+        name
+        for name, row in expected.items()
+        if not name.startswith("hostile/") and ("/ok-" in name or row.get("gpu_only") or name in FAULTS)
+    ]
+    rows = []
+    with _bench(_assignment("flash-attention-forward").limits, audit=False, isolation=arguments.isolation) as bench:
+        for name in chosen:
+            if time.monotonic() - STARTED > arguments.stop_s:
+                print(f"  not run: {name}")
+                continue
+            assignment = _assignment(expected[name]["assignment"])
+            try:
+                found = _grade(dataclasses.replace(assignment, speed=None) if arguments.brief else assignment,
+                               CORPUS / name, bench)  # fmt: skip
+            except Exception:
+                traceback.print_exc()
+                continue
+            row = expected[name]
+            found["expected"] = row.get("gpu_verdict", row["verdict"])
+            print(f"  expected {found['expected']} {row.get('fault', '')}:")
+            _print_grade(found)
+            rows.append(found)
+    return rows
+
+
+def exploits(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Files that attack the clock or the memory meter. Each must lose: wrong, or no faster than honest, or held."""
+    assignment = _assignment("flash-attention-forward")
+    rows = []
+    files = [*sorted((PROJECT / "tests" / "gpu" / "exploits").glob("*.py")), *(CORPUS / name for name in HOSTILE)]
+    with _bench(assignment.limits, audit=False, isolation=arguments.isolation) as bench:
+        for file in files:
+            if time.monotonic() - STARTED > arguments.stop_s:
+                print(f"  not run: {file.name}")
+                continue
+            try:
+                found = _grade(assignment, file, bench)
+            except Exception:
+                traceback.print_exc()
+                continue
+            _print_grade(found)
+            rows.append(found)
+    return rows
+
+
+HOSTILE = (
+    "hostile/cached-by-pointer.py",
+    "hostile/side-stream.py",
+    "hostile/super-batch.py",
+    "hostile/patched-clock.py",
+    "hostile/late-thread.py",
+)
+FAULTS = (
+    "flash-attention-forward/no-rescale-output.py",
+    "flash-attention-forward/tail-unmasked.py",
+    "flash-attention-forward/low-precision-accumulator.py",
+)
+STARTED = time.monotonic()
 
 
 def sandboxes(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -348,6 +470,9 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "ceilings": ceilings,
     "references": references,
     "grade": grade,
+    "repeat": repeat,
+    "corpus": corpus,
+    "exploits": exploits,
 }
 
 if __name__ == "__main__":

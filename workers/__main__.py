@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from grader.assignment import load_assignment
+from grader.assignment import Assignment, load_assignment
 from grader.errors import AssignmentError, UserError
-from grader.measurement import to_json
+from grader.measurement import Examination, to_json
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     grade = commands.add_parser("grade", help="examine one file")
     grade.add_argument("file", type=Path)
     grade.add_argument("--assignment", type=Path, required=True, help="the assignment's folder")
+    grade.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     grade.add_argument("--no-sandbox", action="store_true", help="run without isolation; the examination says so")
     grade.add_argument("--seed", type=int, default=None)
     kernel = commands.add_parser("reference", help="the reference kernel of an operation, as a hand-in")
@@ -52,13 +53,28 @@ def _grade(arguments: argparse.Namespace) -> dict[str, Any]:
     from workers.examination import examine
     from workers.sandbox import SandboxUnavailable
 
+    isolation: Literal["auto", "none"] = "none" if arguments.no_sandbox else "auto"
     try:
-        isolation: Literal["auto", "none"] = "none" if arguments.no_sandbox else "auto"
+        if arguments.device == "cuda":
+            on_gpu = _grade_on_gpu(assignment, source, isolation, arguments.seed)
+            return {"examination": to_json(on_gpu)}
         with interpreter_pool(assignment.limits, size=2, refill=False, isolation=isolation) as pool:
             examination = examine(assignment, source, sandboxes=pool, seed=arguments.seed, progress=_print_progress)
     except SandboxUnavailable as exc:
         raise UserError(str(exc)) from None
     return {"examination": to_json(examination)}
+
+
+def _grade_on_gpu(
+    assignment: Assignment, source: bytes, isolation: Literal["auto", "none"], seed: int | None
+) -> Examination:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("PyTorch finds no GPU here; leave --device out to grade in Triton's interpreter.")
+    from workers.gpu_examination import examine_once
+
+    return examine_once(assignment, source, isolation=isolation, seed=seed, progress=_print_progress)
 
 
 def _reference(arguments: argparse.Namespace) -> dict[str, Any]:

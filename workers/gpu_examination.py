@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import secrets
 import threading
 import time
@@ -15,17 +16,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+import reference
 from grader.assignment import Assignment
 from grader.measurement import Device, Evidence, Examination, Failure, FailureKind, MemoryPoint, ProbeFailed, Timing
 from reference import timed as timed_operations
 from reference.operation import Inputs, Operation, Options
 from workers import claims, processes
-from workers.devices.cpu import Arena
-from workers.devices.cuda import Gpu, GpuState
+from workers.ahead import ahead_pool, archives_into, compile_ahead
+from workers.devices.cpu import Arena, interpreter_pool
+from workers.devices.cuda import Gpu, GpuState, cuda_pool
 from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
 from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRowsError
 from workers.interview import CandidateFailedError, Interview
@@ -54,12 +57,13 @@ class CudaBench:
 
     kind = "cuda"
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
+    def __init__(self, gpu: Gpu, archives: Sequence[bytes]) -> None:
+        self._gpu, self._archives = gpu, archives
 
     def arena(self, interview: Interview) -> Arena:
-        """Memory that a fresh candidate shares with us: opens it there."""
+        """Memory that a fresh candidate shares with us: opens it there, and hands over what was compiled ahead."""
         open_arena(interview, self._gpu)
+        archives_into(interview, self._archives)
         return Arena(self._gpu.arena[:PROBE_BYTES])
 
     def naive(self, operation: Operation, inputs: Inputs, options: Options) -> dict[str, torch.Tensor]:
@@ -120,6 +124,26 @@ class Rivals:
         return self._running[key]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """CPU cores on which hand-ins are compiled before they get a GPU."""
+
+    sandboxes: Sandboxes
+    n_candidates: int
+    budget_s: float = 60.0
+
+    def compile(self, assignment: Assignment, source: bytes) -> list[bytes]:
+        """Archives of Triton's cache for every call of the examination."""
+        return compile_ahead(
+            assignment,
+            reference.load(assignment.operation),
+            source,
+            pool=self.sandboxes,
+            n_candidates=self.n_candidates,
+            budget_s=self.budget_s,
+        )
+
+
 def examine_on_gpu(
     assignment: Assignment,
     source: bytes,
@@ -128,6 +152,7 @@ def examine_on_gpu(
     sandboxes: Sandboxes,
     interpreter: Sandboxes | None,
     rivals: Rivals | None = None,
+    ahead: Ahead | None = None,
     progress: Progress = lambda _stage, _fraction: None,
     seed: int | None = None,
     versions: Mapping[str, str] | None = None,
@@ -138,6 +163,7 @@ def examine_on_gpu(
     Args:
         sandboxes: warm candidates with a CUDA context; two are used, and more when one dies.
         interpreter: candidates for the audit; None leaves it out, and structure is then not measured.
+        ahead: where to compile before the GPU is asked for; None leaves compiling to the GPU candidates.
         rivals: keeps the baselines from one grading to the next; made, and ended, here when None.
         record: filled with what was noted beside the measurements.
 
@@ -146,7 +172,6 @@ def examine_on_gpu(
         GpuError: the driver refused something of ours.
     """
     exam_seed = secrets.randbits(62) if seed is None else seed
-    on_gpu = Examiner(assignment, source, sandboxes, progress, exam_seed, CudaBench(gpu))
     noted = record if record is not None else GpuRecord()
     with contextlib.ExitStack() as stack:
         own_rivals = rivals
@@ -156,6 +181,10 @@ def examine_on_gpu(
         threads = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit"))
         on_cpu = Examiner(assignment, source, interpreter, progress, exam_seed) if interpreter is not None else None
         audited_later = threads.submit(on_cpu.audit) if on_cpu is not None else None
+        began = time.monotonic()
+        archives = ahead.compile(assignment, source) if ahead is not None else []
+        noted.seconds["compile-ahead"] = time.monotonic() - began
+        on_gpu = Examiner(assignment, source, sandboxes, progress, exam_seed, CudaBench(gpu, archives))
         course = _Course(assignment, on_gpu, gpu, own_rivals, noted, exam_seed)
         course.run()
         audited = audited_later.result() if audited_later is not None else Audited()
@@ -173,6 +202,41 @@ def examine_on_gpu(
         timings=tuple(course.timings),
         evidence=tuple(dict.fromkeys((*examination.evidence, *course.evidence))),
     )
+
+
+def examine_once(
+    assignment: Assignment,
+    source: bytes,
+    *,
+    isolation: Literal["auto", "none"] = "auto",
+    progress: Progress = lambda _stage, _fraction: None,
+    seed: int | None = None,
+) -> Examination:
+    """Examine one hand-in on this host's GPU, with everything started for it alone.
+
+    Raises:
+        SandboxUnavailable: no candidate can be had.
+        GpuError: there is no GPU that works.
+    """
+    n_compilers = min(8, os.cpu_count() or 1)
+    limits = assignment.limits
+    with contextlib.ExitStack() as stack:
+        compilers = stack.enter_context(ahead_pool(limits, size=n_compilers, refill=False, isolation=isolation))
+        # the baselines' two, one for the probes, one to be measured
+        candidates = stack.enter_context(cuda_pool(limits, size=4, refill=False, isolation=isolation))
+        interpreter = stack.enter_context(interpreter_pool(limits, size=1, refill=False, isolation=isolation))
+        gpu = Gpu()
+        stack.callback(gpu.close)
+        return examine_on_gpu(
+            assignment,
+            source,
+            gpu=gpu,
+            sandboxes=candidates,
+            interpreter=interpreter,
+            ahead=Ahead(sandboxes=compilers, n_candidates=n_compilers),
+            progress=progress,
+            seed=seed,
+        )
 
 
 def open_arena(interview: Interview, gpu: Gpu) -> None:
@@ -241,8 +305,8 @@ class _Course:
         student = Rival("student", interview, self._gpu)
         try:
             with self._timed("load"):
+                self._examiner.bench.arena(interview)
                 self._examiner.load(interview)
-                student.open()
             with self._timed("memory"):
                 self._sweep(interview)
             right = all(answer.passed for answer in self.numeric.answers.values())

@@ -203,9 +203,12 @@ class Rival:
         """Give it the arena. Once."""
         self._ask({"op": "arena", "handle": self._gpu.handle, "bytes": len(self._gpu.arena)})
 
-    def prepare(self, field: Field, n_calls: int) -> None:
+    def prepare(self, field: Field, n_calls: int, *, fresh: bool = False) -> None:
+        """Tell it the calls of its windows. `fresh` has it give back memory that earlier sizes took."""
         self._ask({"op": "release"})
-        self._ask(field.request(n_calls))
+        if fresh:
+            self.close()  # before they free it
+        self._ask(field.request(n_calls) | {"fresh": fresh})
         self._field = field
         self._tables.clear()
 
@@ -358,7 +361,7 @@ class Rival:
 class Race:
     """Times of all rivals at one size, and what was noticed."""
 
-    plans: dict[str, timing.WindowPlan] = field(default_factory=dict)
+    n_calls: dict[str, int] = field(default_factory=dict)  # in a window, by rival
     empty_ms: list[float] = field(default_factory=list)  # of the baselines
     times_ms: dict[str, list[float]] = field(default_factory=dict)
     events_ms: dict[str, list[float]] = field(default_factory=dict)
@@ -418,13 +421,13 @@ class Stopwatch:
         rivals = [student, *others]
         self._pilot(size, rivals, race, headline)
         race.stages_s["pilot"] = self._clock() - began
-        n_calls = max(plan.n_calls for plan in race.plans.values())
+        n_calls = max(race.n_calls.values())
         inputs = Field(self._gpu, self._operation, self._timed, size, n_calls, seed=self._seed)
         idle_ms = self._idle_ms_per_byte[str(size.axes)] * inputs.used_bytes
         inputs.fill(self._clock)
         for rival in rivals:
-            rival.prepare(inputs, race.plans[rival.name].n_calls)
-            rival.rehearse(race.plans[rival.name].n_calls)
+            rival.prepare(inputs, race.n_calls[rival.name])
+            rival.rehearse(race.n_calls[rival.name])
             rival.release()
         race.stages_s["rehearsal"] = self._clock() - began - race.stages_s["pilot"]
         limits: dict[str, float] = {}
@@ -451,7 +454,7 @@ class Stopwatch:
         """Milliseconds of one call, for each window."""
         # of the baselines: the student's own could be made to take long
         empty = median(race.empty_ms) if race.empty_ms else 0.0
-        return [timing.per_call_ms(one, race.plans[name], empty) for one in race.times_ms.get(name, [])]
+        return [timing.per_call_ms(one, race.n_calls[name], empty) for one in race.times_ms.get(name, [])]
 
     def timing(self, size: Size, race: Race) -> Timing:
         """The measurement, as it is stored."""
@@ -475,25 +478,25 @@ class Stopwatch:
         per_call = inputs.used_bytes // PILOT_CALLS
         outputs = self._timed.output_bytes(size.axes, size.dtype)
         for rival in rivals:
-            rival.prepare(inputs, PILOT_CALLS)
+            rival.prepare(inputs, PILOT_CALLS, fresh=True)
             rival.rehearse(PILOT_CALLS)
-            times = {}
-            for n_calls in (PILOT_CALLS, 0, PILOT_CALLS):
+            fastest = {PILOT_CALLS: math.inf, 0: math.inf}
+            for n_calls in (PILOT_CALLS, 0, PILOT_CALLS, 0):  # the first of each may compile something of ours
                 rival.release()
-                times[n_calls] = rival.window(n_calls, inputs.rows()).window_ms
-            pilot_ms = max(times[PILOT_CALLS] - times[0], 0.02) / PILOT_CALLS
+                fastest[n_calls] = min(fastest[n_calls], rival.window(n_calls, inputs.rows()).window_ms)
+            pilot_ms = max(fastest[PILOT_CALLS] - fastest[0], 0.02) / PILOT_CALLS
             full = headline and rival.name == "student"
-            race.plans[rival.name] = timing.plan_window(
+            race.n_calls[rival.name] = timing.calls_in_window(
                 pilot_ms=pilot_ms,
                 bytes_per_call=max(per_call, outputs),
                 n_outputs=len(self._operation.outputs),
-                budget_bytes=len(self._gpu.arena) * 3 // 4,
+                budget_bytes=len(self._gpu.arena) // 2,
                 window_ms=timing.WINDOW_MS if full else timing.SHORT_WINDOW_MS,
             )
 
     def _round(self, rival: Rival, inputs: Field, idle_ms: float, race: Race, limits: dict[str, float]) -> None:
         """One window of one rival, with its rows compared; a void one is tried again."""
-        n_calls = race.plans[rival.name].n_calls
+        n_calls = race.n_calls[rival.name]
         for _ in range(MAX_MOVES):
             rival.release()
             fill_ms = inputs.fill(self._clock)

@@ -18,7 +18,6 @@ T = TypeVar("T")
 
 WINDOW_MS = 130.0  # of the student's file at the headline size: long enough that what surrounds it is lost in it
 SHORT_WINDOW_MS = 65.0  # of the baselines, and of other sizes
-LEAST_WINDOW_MS = 100.0  # below it, what an empty window takes is subtracted
 MOST_OUTPUTS = 2048  # of a window: their addresses still fit one frame
 LEAST_ROUNDS = 5
 WANTED_HALF_WIDTH = 0.01  # of the 95 % interval, relative
@@ -32,14 +31,6 @@ FIRST_CALL_SLACK = 1.25
 FIRST_CALL_GRACE_MS = 0.5
 
 BAND = 0.05  # how far a baseline's time may lie from its record on this GPU
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowPlan:
-    """How many calls make a window, and whether an empty window's time is subtracted."""
-
-    n_calls: int
-    subtract_empty: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +53,9 @@ class Roofline:
     intensity: float  # FLOP per byte of the least traffic
 
 
-def plan_window(
+def calls_in_window(
     *, pilot_ms: float, bytes_per_call: int, budget_bytes: int, n_outputs: int, window_ms: float = WINDOW_MS
-) -> WindowPlan:
+) -> int:
     """Choose K from a pilot, so that a window lasts `window_ms` where memory for K inputs and outputs allows.
 
     Args:
@@ -75,14 +66,15 @@ def plan_window(
     """
     by_time = math.ceil(window_ms / max(pilot_ms, 1e-4))
     by_memory = budget_bytes // max(1, bytes_per_call)
-    n_calls = max(2, min(by_time, by_memory, MOST_OUTPUTS // n_outputs))
-    return WindowPlan(n_calls=n_calls, subtract_empty=n_calls * pilot_ms < LEAST_WINDOW_MS)
+    return max(2, min(by_time, by_memory, MOST_OUTPUTS // n_outputs))
 
 
-def per_call_ms(window_ms: float, plan: WindowPlan, empty_ms: float) -> float:
-    """Time of one call, from a window of them."""
-    spent = window_ms - empty_ms if plan.subtract_empty else window_ms
-    return max(spent, 0.0) / plan.n_calls
+def per_call_ms(window_ms: float, n_calls: int, empty_ms: float) -> float:
+    """Time of one call, from a window of them less an empty one.
+
+    It is subtracted from every window, not only from short ones, so that windows of unlike length may be compared.
+    """
+    return max(window_ms - empty_ms, 0.0) / n_calls
 
 
 def turn(names: Sequence[T], round_number: int) -> list[T]:

@@ -68,7 +68,7 @@ class Gpu:
     """One GPU, as the examiner uses it. Holds the arena for as long as it lives.
 
     Args:
-        arena_bytes: memory for the inputs of all candidates; None takes a third of the card.
+        arena_bytes: memory for the inputs of all candidates; None takes a quarter of the card.
     """
 
     def __init__(self, index: int = 0, *, arena_bytes: int | None = None) -> None:
@@ -81,7 +81,7 @@ class Gpu:
         self.total_bytes: int = properties.total_memory
         pynvml.nvmlInit()
         self._nvml = _nvml_handle(self.uuid, index)
-        size = (self.total_bytes // 3 if arena_bytes is None else arena_bytes) >> 21 << 21
+        size = (self.total_bytes // 4 if arena_bytes is None else arena_bytes) >> 21 << 21
         self._start = int(_checked(runtime.cudaMalloc(size)))
         self.handle = bytes(_checked(runtime.cudaIpcGetMemHandle(self._start)).reserved).hex()
         self.arena = view(self._start, size)
@@ -188,7 +188,7 @@ class Gpu:
 
 @contextlib.contextmanager
 def cuda_pool(
-    limits: assignment.Limits, *, size: int, isolation: Literal["auto", "none"] = "auto"
+    limits: assignment.Limits, *, size: int, refill: bool = True, isolation: Literal["auto", "none"] = "auto"
 ) -> Iterator[SandboxPool]:
     """Warm candidates with a CUDA context. Raises SandboxUnavailable where none can be had."""
     env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES") if name in os.environ}
@@ -205,6 +205,7 @@ def cuda_pool(
             open_files=GPU_OPEN_FILES,
         ),
         size=size,
+        refill=refill,
         isolation=isolation,
         gpu=True,
     )

@@ -3,14 +3,17 @@
 Like all of the candidate it is untrusted: the clock, the memory meter and every comparison are the examiner's. What it
 says about times, addresses and shapes are claims, checked there before they are used.
 
-Messages in, beside those of workers/candidate.py: arena, prepare, rehearse, segments, window, release, measure,
+Messages in, beside those of workers/candidate.py: arena, cache, prepare, rehearse, segments, window, release, measure,
 backward, trim.
 """
 
 from __future__ import annotations
 
 import gc
+import io
 import mmap
+import os
+import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,8 +43,8 @@ def _warm_kernel(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 class CudaHalf:
     """What the candidate does differently on a GPU. Makes its CUDA context and Triton's driver before it is ready."""
 
-    def __init__(self, _arena: mmap.mmap, submission_file: str) -> None:
-        self._submission_file = submission_file
+    def __init__(self, arena: mmap.mmap, submission_file: str) -> None:
+        self._host, self._submission_file = arena, submission_file
         self._memory = torch.zeros(0, dtype=torch.uint8)
         self._plan: _Plan | None = None
         self._held: Any = None
@@ -50,11 +53,15 @@ class CudaHalf:
         # Triton builds a small C library per signature; what all share is built now
         _warm_kernel[(1,)](torch.zeros(16, device="cuda"), 16, BLOCK=16)
         torch.cuda.synchronize()
+        # what is there now stays: collecting it again and again would take a tenth of a second each time
+        gc.collect()
+        gc.freeze()
 
     def handlers(self, candidate: Candidate) -> Mapping[str, Callable[[Message], Message]]:
         """Requests beyond those every candidate answers."""
         return {
             "arena": self._open_arena,
+            "cache": self._unpack_cache,
             "prepare": lambda message: self._prepare(candidate, message),
             "rehearse": self._rehearse,
             "segments": self._segments,
@@ -80,12 +87,19 @@ class CudaHalf:
         self._memory = torch.as_tensor(_Span(int(start), message["bytes"]), device="cuda")
         return {"op": "opened"}
 
+    def _unpack_cache(self, message: Message) -> Message:
+        """Take in kernels of this very hand-in that were compiled ahead."""
+        file = io.BytesIO(self._host[: message["length"]])
+        with tarfile.open(fileobj=file) as archive:
+            archive.extractall(os.environ["TRITON_CACHE_DIR"], filter="data")
+        return {"op": "unpacked"}
+
     def _prepare(self, candidate: Candidate, message: Message) -> Message:
         """Build the argument tensors of every call of a window, so that a window has nothing to do but call."""
+        if message.get("fresh"):
+            self._plan = None
+            torch.cuda.empty_cache()
         self._plan = _Plan(self, candidate, message)
-        # what is there now stays: collecting it again and again would take a tenth of a second each time
-        gc.collect()
-        gc.freeze()
         return {"op": "prepared"}
 
     def _rehearse(self, message: Message) -> Message:
@@ -127,12 +141,12 @@ class CudaHalf:
         self._held = None
         plan = _Plan(self, candidate, message)
         self._held = plan
-        plan.forward(0)
+        plan.outputs = [plan.forward(0)]
         torch.cuda.synchronize()
         return {"op": "measured"}
 
     def _backward(self, _message: Message) -> Message:
-        self._held.backward(0)
+        self._held.backward()
         torch.cuda.synchronize()
         return {"op": "measured"}
 
@@ -207,14 +221,13 @@ class _Plan:
     def forward(self, i: int) -> Sequence[torch.Tensor]:
         returned = self._call(*self._arguments[i], *self._options)
         if type(returned) is tuple and len(returned) == len(self._names):
-            self._last = returned
             return returned
         found = self._candidate.name_results(returned, self._names, self._slots)
-        self._last = tuple(found[name][0] for name in self._names)
-        return self._last
+        return tuple(found[name][0] for name in self._names)
 
-    def backward(self, i: int) -> None:
-        self._last = (*self._last, *self._gradients(self._last[0], i))
+    def backward(self) -> None:
+        """Gradients of the one call made so far; they are kept too."""
+        self.outputs.append(self._gradients(self.outputs[0][0], 0))
 
     def describe(self) -> list[Message]:
         """Name, dtype, shape and strides of each output of the first call."""

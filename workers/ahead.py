@@ -1,0 +1,199 @@
+"""Compiling a hand-in for the GPU before it gets one: on CPU cores, in sandboxes, several at a time.
+
+Every call that the GPU examination will make is compiled by workers/compile_candidate.py. What Triton put in its cache
+comes out as archives that only candidates of the same hand-in unpack: their first launches then take milliseconds.
+The archives are untrusted bytes; nothing here looks into them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from grader import assignment as assignments
+from grader.assignment import Assignment
+from reference.operation import Operation
+from workers import claims
+from workers.compiling import OUTPUT_BYTES, TARGETS, Sandboxes, input_shapes
+from workers.devices.cpu import strided
+from workers.interview import CandidateFailedError, Interview
+from workers.isolation import Limits
+from workers.sandbox import SandboxPool, SandboxUnavailable
+
+ARENA_BYTES = 48 << 20  # the source on the way in, the archive on the way out
+MOST_ARCHIVE_BYTES = 32 << 20
+MOST_KERNELS = 512
+MAX_MESSAGES = 4000  # of one call: two for every kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the entry point, by shapes, strides and dtype; calls of one kind share most of their kernels."""
+
+    request: Mapping[str, Any]
+    kind: tuple[Any, ...]
+
+
+@contextlib.contextmanager
+def ahead_pool(
+    limits: assignments.Limits, *, size: int, refill: bool = True, isolation: Literal["auto", "none"] = "auto"
+) -> Iterator[SandboxPool]:
+    """Warm candidates that compile for a GPU. Raises SandboxUnavailable where none can be had."""
+    env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    pool = SandboxPool(
+        argv_env=env | {"CUDA_VISIBLE_DEVICES": ""},
+        arena_bytes=ARENA_BYTES,
+        limits=Limits(
+            memory_bytes=limits.memory_bytes,
+            output_total_bytes=OUTPUT_BYTES,
+            cpu_s=int(limits.total_s),
+            scratch_bytes=256 << 20,
+        ),
+        size=size,
+        refill=refill,
+        isolation=isolation,
+        program=Path(__file__).with_name("compile_candidate.py"),
+    )
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def compile_ahead(
+    assignment: Assignment, operation: Operation, source: bytes, *, pool: Sandboxes, n_candidates: int, budget_s: float
+) -> list[bytes]:
+    """Compile what the GPU examination will launch, on `n_candidates` at a time. Returns archives of Triton's cache.
+
+    A file that fails here fails again on the GPU, where it is reported; what is not compiled in `budget_s` is compiled
+    there too.
+    """
+    deadline = time.monotonic() + budget_s
+    groups: dict[tuple[Any, ...], list[Call]] = {}
+    for call in calls(assignment, operation):
+        groups.setdefault(call.kind, []).append(call)
+    waiting = deque(sorted(groups.values(), key=len, reverse=True))
+    taking = threading.Lock()
+
+    def next_group() -> list[Call] | None:
+        with taking:
+            return waiting.popleft() if waiting else None
+
+    def work(_number: int) -> bytes:
+        with contextlib.suppress(SandboxUnavailable, CandidateFailedError, claims.ClaimError):
+            interview = Interview(pool.take(timeout_s=max(0.1, deadline - time.monotonic())))
+            try:
+                return _compile(interview, assignment, operation, source, next_group, deadline)
+            finally:
+                interview.end()
+        return b""
+
+    n_candidates = min(n_candidates, len(groups))
+    with ThreadPoolExecutor(max_workers=max(1, n_candidates), thread_name_prefix="ahead") as threads:
+        return [archive for archive in threads.map(work, range(n_candidates)) if archive]
+
+
+def calls(assignment: Assignment, operation: Operation) -> list[Call]:
+    """Every call of a GPU examination: probes, the memory sweep, the timed sizes. Equal ones once."""
+    found: dict[str, Call] = {}
+
+    def add(axes: Mapping[str, int], dtype: str, options: Mapping[str, Any], layout: str) -> None:
+        call = _call(operation, axes, dtype, options, layout)
+        found.setdefault(repr(call.request), call)
+
+    for case in assignment.cases_on("cuda"):
+        add(case.axes, case.dtype, case.options or {}, case.layout)
+    if assignment.memory is not None:
+        for size in assignment.memory.cuda_sizes:
+            swept = dict(assignment.memory.axes) | dict.fromkeys(assignment.memory.along, size)
+            add(swept, "float32", assignment.structure.options, "contiguous")
+    if assignment.speed is not None:
+        for axes in assignment.speed.sizes:
+            add(axes, assignment.speed.dtype, assignment.speed.options, "contiguous")
+    return list(found.values())
+
+
+def _call(operation: Operation, axes: Mapping[str, int], dtype: str, options: Mapping[str, Any], layout: str) -> Call:
+    shapes = input_shapes(operation, axes, options)
+    specs = {name: {"name": name, "shape": list(shape), "dtype": dtype} for name, shape in shapes.items()}
+    if layout == "strided":
+        for name, spec in specs.items():
+            spec["strides"] = list(strided(torch.empty(shapes[name])).stride())
+    request = {
+        "op": "compile",
+        "inputs": [specs[name] for name in operation.inputs],
+        "upstream": specs[operation.upstream] if operation.upstream else None,
+        "options": [options.get(name) for name in operation.options],
+    }
+    # Triton compiles a kernel anew where a number is 1 or a multiple of 16, or where it was not
+    sizes = tuple((size == 1, size % 16 == 0) for shape in shapes.values() for size in shape)
+    last = tuple(shape[-1] for shape in shapes.values())
+    return Call(request, (dtype, layout, sizes, last, tuple(sorted(options.items(), key=str))))
+
+
+def _compile(
+    interview: Interview,
+    assignment: Assignment,
+    operation: Operation,
+    source: bytes,
+    next_group: Any,
+    deadline: float,
+) -> bytes:
+    """Load the file, compile groups of calls until there are none, and take the archive."""
+    target = TARGETS[assignment.target_gpu]
+    interview.sandbox.arena[: len(source)] = source
+    interview.ask(
+        {
+            "op": "load",
+            "length": len(source),
+            "entry": assignment.entry,
+            "entry_kind": assignment.entry_kind,
+            "signature": assignment.signature,
+            "n_arguments": len(operation.inputs) + len(operation.options),
+            "arch": int(assignment.target_gpu.removeprefix("sm_")),
+            "shared_limit_bytes": target.shared_limit_bytes,
+            "most_kernels": MOST_KERNELS,
+            "launchers": True,
+        },
+        stage="load",
+    )
+    interview.answer(assignment.limits.load_s)
+    while time.monotonic() < deadline and (group := next_group()) is not None:
+        for call in group:
+            _one(interview, call, deadline)
+    interview.ask({"op": "cache", "most_bytes": MOST_ARCHIVE_BYTES}, stage="compile")
+    length = claims.count(interview.answer(10.0), "length")
+    if not length or length > MOST_ARCHIVE_BYTES:
+        return b""
+    return bytes(interview.sandbox.arena[:length])
+
+
+def _one(interview: Interview, call: Call, deadline: float) -> None:
+    interview.ask(dict(call.request), stage="compile")
+    for _ in range(MAX_MESSAGES):
+        try:
+            message = interview.answer(max(0.0, deadline - time.monotonic()))
+        except CandidateFailedError as exc:
+            if exc.dead:
+                raise
+            return
+        if message["op"] in ("compiled", "unknown"):
+            return
+
+
+def archives_into(interview: Interview, archives: Sequence[bytes]) -> None:
+    """Have a GPU candidate of the same hand-in unpack them, before it loads the file."""
+    for archive in archives:
+        interview.sandbox.arena[: len(archive)] = archive
+        interview.ask({"op": "cache", "length": len(archive)}, stage="load")
+        interview.answer(20.0)
