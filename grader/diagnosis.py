@@ -833,12 +833,14 @@ def _notes(examination: Examination, structure: StructureGrade, verdict: Verdict
     found = []
     report = examination.compile_report
     if report is not None:
-        for failure in report.failures[:3]:
-            what = "does not compile"
-            if _SHARED_MEMORY.search(failure.message):
-                what = "would not launch: it needs more shared memory than there is"
-            line = f", line {failure.line}" if failure.line is not None else ""
-            found.append(_stop(f"For {report.target} this file {what}{line}: {one_line(failure.message)}"))
+        found += [_stop(_compile_note(report.target, failure)) for failure in report.failures[:3]]
+        found += [
+            f"{one_line(kernel.kernel, 80)} needs {kernel.shared_bytes:,} B of shared memory at "
+            f"{one_line(kernel.shapes)}; {report.target} has {report.shared_limit_bytes:,} B a block, so the launch would fail there. "
+            f"Ask for fewer stages or smaller tiles."
+            for kernel in report.kernels
+            if kernel.shared_bytes > report.shared_limit_bytes
+        ][:3]
     races = _races(examination)
     if races and verdict not in (Verdict.ERROR, Verdict.LIMIT):
         found.append(
@@ -850,6 +852,17 @@ def _notes(examination: Examination, structure: StructureGrade, verdict: Verdict
     if structure.refusals and verdict is Verdict.WRONG:
         found += [_stop(f"Beside the numbers: {check.found}") for check in structure.refusals]
     return tuple(found)
+
+
+def _compile_note(target: str, failure: Failure) -> str:
+    line = f", line {failure.line}" if failure.line is not None else ""
+    if _SHARED_MEMORY.search(failure.message):
+        what = "would not launch: it needs more shared memory than there is"
+    elif failure.kind is FailureKind.COMPILE_ERROR:
+        what = "does not compile"
+    else:
+        what = "fails at the sizes of the sheet"
+    return f"For {target} this file {what}{line}: {one_line(failure.message)}"
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

@@ -681,7 +681,7 @@ def _compiled(examination: Examination) -> Section | None:
         return None
     said = [f"Compiled for {one_line(found.target, 20)} without a GPU, at the sizes of the sheet."]
     if not found.finished:
-        said.append("The budget ended before every kernel was compiled.")
+        said.append("Not everything could be compiled.")
     if any(kernel.spill_bytes for kernel in found.kernels):
         said.append("Spilled registers go through memory: smaller tiles or more warps may help.")
     blocks: list[Block] = [

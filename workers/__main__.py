@@ -49,6 +49,7 @@ def _grade(arguments: argparse.Namespace) -> dict[str, Any]:
     except OSError as exc:
         raise UserError(f"{arguments.file}: {exc.strerror}") from None
     # torch takes seconds to import; a wrong path or assignment is said at once
+    from workers.compiling import compile_pool
     from workers.devices.cpu import interpreter_pool
     from workers.examination import examine
     from workers.sandbox import SandboxUnavailable
@@ -58,8 +59,18 @@ def _grade(arguments: argparse.Namespace) -> dict[str, Any]:
         if arguments.device == "cuda":
             on_gpu = _grade_on_gpu(assignment, source, isolation, arguments.seed)
             return {"examination": to_json(on_gpu)}
-        with interpreter_pool(assignment.limits, size=2, refill=False, isolation=isolation) as pool:
-            examination = examine(assignment, source, sandboxes=pool, seed=arguments.seed, progress=_print_progress)
+        with (
+            interpreter_pool(assignment.limits, size=2, refill=False, isolation=isolation) as sandboxes,
+            compile_pool(assignment.limits, size=1, refill=False, isolation=isolation) as compilers,
+        ):
+            examination = examine(
+                assignment,
+                source,
+                sandboxes=sandboxes,
+                compilers=compilers,
+                seed=arguments.seed,
+                progress=_print_progress,
+            )
     except SandboxUnavailable as exc:
         raise UserError(str(exc)) from None
     return {"examination": to_json(examination)}

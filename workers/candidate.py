@@ -27,7 +27,6 @@ import torch
 
 from workers import entry, protocol
 
-SUBMISSION = Path("/w/submission.py")
 MAX_TEXT = 4000
 MAX_TRACEBACK_LINES = 24
 MAX_ALTERNATIVES = 3
@@ -306,8 +305,9 @@ def _half(arena: mmap.mmap, submission_file: str) -> _Half:
     return CudaHalf(arena, submission_file)
 
 
-def main(control_fd: int, arena_fd: int, arena_bytes: int, submission: Path = SUBMISSION) -> None:
+def main(control_fd: int, arena_fd: int, arena_bytes: int) -> None:
     """Serve the examiner until it goes away."""
+    submission = Path.cwd() / "submission.py"  # the scratch folder, wherever the sandbox put it
     channel = protocol.Channel(socket.socket(fileno=control_fd))
     arena = mmap.mmap(arena_fd, arena_bytes)
     torch.set_num_threads(1)

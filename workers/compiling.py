@@ -87,7 +87,7 @@ class Workload:
 
 @contextlib.contextmanager
 def compile_pool(
-    limits: assignments.Limits, *, size: int, isolation: Literal["auto", "none"] = "auto"
+    limits: assignments.Limits, *, size: int, refill: bool = True, isolation: Literal["auto", "none"] = "auto"
 ) -> Iterator[SandboxPool]:
     """Warm candidates that compile. Raises SandboxUnavailable where none can be had."""
     pool = SandboxPool(
@@ -97,6 +97,7 @@ def compile_pool(
             memory_bytes=limits.memory_bytes, output_total_bytes=OUTPUT_BYTES, cpu_s=max(1, int(limits.total_s))
         ),
         size=size,
+        refill=refill,
         isolation=isolation,
         program=Path(__file__).with_name("compile_candidate.py"),
     )

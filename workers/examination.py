@@ -26,6 +26,7 @@ from grader.errors import AssignmentError
 from grader.measurement import (
     LIMITS,
     Audit,
+    CompileReport,
     Device,
     Evidence,
     Examination,
@@ -43,12 +44,14 @@ from grader.measurement import (
 )
 from reference.operation import Inputs, Mistake, Operation, Options
 from workers import claims, numerics
+from workers.compiling import compile_report
 from workers.devices.cpu import Arena, ArenaFullError, Placed, Slot
 from workers.interview import CandidateFailedError, Interview
 from workers.sandbox import Sandbox
 
 MAX_RESTARTS = 2  # of a candidate that died in a probe, so that the other probes still say something
 MAX_OUTPUT_TEXT = 16 * 1024
+COMPILE_BUDGET_S = 15.0
 MAX_MISTAKE_PROBES = 8  # failing probes that every mistake is held against
 MAX_MISTAKES_TRIED = 16  # of its forms, on all of those
 MAX_MISTAKES_KEPT = 6
@@ -108,6 +111,7 @@ def examine(
     source: bytes,
     *,
     sandboxes: Sandboxes,
+    compilers: Sandboxes | None = None,
     progress: Progress = lambda _stage, _fraction: None,
     seed: int | None = None,
     versions: Mapping[str, str] | None = None,
@@ -117,6 +121,7 @@ def examine(
     Args:
         source: the student's file, UTF-8.
         sandboxes: gives warm candidates; two are used, and up to two more when one dies.
+        compilers: gives a candidate that compiles for the target GPU; without it there is no compile report.
         progress: told the stage and how much of it is done, 0 to 1. Called from several threads.
         seed: makes the inputs of every probe; fresh and secret when None.
 
@@ -127,10 +132,13 @@ def examine(
     exam = Examiner(assignment, source, sandboxes, progress, secrets.randbits(62) if seed is None else seed)
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="examination") as threads:
         audited_later = threads.submit(exam.audit)
+        compiled_later = threads.submit(exam.compile, compilers) if compilers is not None else None
         numeric = exam.numerics()
         audited = audited_later.result()
+        compiled = compiled_later.result() if compiled_later is not None else None
     device = Device(kind="interpreter", name=f"Triton interpreter on {_processor()}")
-    return exam.examination(numeric, audited, device, dict(versions or {}) | installed_versions())
+    found = exam.examination(numeric, audited, device, dict(versions or {}) | installed_versions())
+    return dataclasses.replace(found, compile_report=compiled)
 
 
 class Bench(Protocol):
@@ -469,6 +477,15 @@ class Examiner:
         if "forward" not in facts:
             raise claims.ClaimError("no facts about the forward")
         return facts, outputs
+
+    # -- the compile report --------------------------------------------------------------------------------------
+
+    def compile(self, compilers: Sandboxes) -> CompileReport:
+        """What the compiler makes of the file for the target GPU. It never delays the grade by more than its budget."""
+        with self.stage("compile"):
+            return compile_report(
+                self.assignment, self.operation, self.source, pool=compilers, budget_s=COMPILE_BUDGET_S
+            )
 
     # -- known mistakes ------------------------------------------------------------------------------------------
 

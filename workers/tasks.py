@@ -251,30 +251,34 @@ class SandboxedExaminer:
     """Examines in warm sandboxes. Keeps one pool for each set of limits, the most recently used ones."""
 
     def __init__(self) -> None:
-        self._pools: OrderedDict[Limits, tuple[SandboxPool, contextlib.ExitStack]] = OrderedDict()
+        self._pools: OrderedDict[Limits, tuple[SandboxPool, SandboxPool, contextlib.ExitStack]] = OrderedDict()
 
     def __call__(self, assignment: Assignment, source: bytes, progress: Progress) -> Examination:
         from workers.examination import examine
 
-        return examine(assignment, source, sandboxes=self.pool(assignment.limits), progress=progress)
+        sandboxes, compilers = self.pools(assignment.limits)
+        return examine(assignment, source, sandboxes=sandboxes, compilers=compilers, progress=progress)
 
-    def pool(self, limits: Limits) -> SandboxPool:
-        """Warm candidates with those limits, started now where there are none yet."""
+    def pools(self, limits: Limits) -> tuple[SandboxPool, SandboxPool]:
+        """Warm candidates with those limits, to run files and to compile them; started now where there are none yet."""
+        from workers.compiling import compile_pool
         from workers.devices.cpu import interpreter_pool
 
         if limits not in self._pools:
             while len(self._pools) >= WARM_POOLS:
-                _, (_, oldest) = self._pools.popitem(last=False)
+                _, (_, _, oldest) = self._pools.popitem(last=False)
                 oldest.close()
             stack = contextlib.ExitStack()
-            self._pools[limits] = (stack.enter_context(interpreter_pool(limits, size=2)), stack)
+            sandboxes = stack.enter_context(interpreter_pool(limits, size=2))
+            compilers = stack.enter_context(compile_pool(limits, size=1))
+            self._pools[limits] = (sandboxes, compilers, stack)
         self._pools.move_to_end(limits)
-        return self._pools[limits][0]
+        return self._pools[limits][:2]
 
     def close(self) -> None:
         """End every candidate."""
         while self._pools:
-            _, (_, stack) = self._pools.popitem()
+            _, (_, _, stack) = self._pools.popitem()
             stack.close()
 
 
@@ -436,7 +440,7 @@ def _warm_up(examiner: SandboxedExaminer, settings: Settings) -> None:
     catalog = Catalog(settings.assignments_dir)
     for slug in catalog.slugs():
         with contextlib.suppress(AssignmentError):  # said to staff when somebody hands in
-            examiner.pool(catalog.load(slug).limits)
+            examiner.pools(catalog.load(slug).limits)
             return
 
 

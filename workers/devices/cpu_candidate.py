@@ -13,7 +13,7 @@ import triton.language as tl
 from workers import audit
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def warm_up_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # compiled by triton
     """A little of what every kernel does, so that the first call of a student's does not pay for first times."""
     at = tl.arange(0, BLOCK)
