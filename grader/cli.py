@@ -18,7 +18,7 @@ import click
 from rich.console import Console
 from sqlalchemy.orm import Session
 
-from grader import accounts, course, db, doctor, examining, judging, submissions
+from grader import accounts, course, db, doctor, examining, judging, scaffold, submissions
 from grader import report as reports
 from grader.assignment import Assignment, load_assignment
 from grader.course import Catalog
@@ -31,7 +31,6 @@ from grader.settings import DEVICES, Settings, known_variables
 from grader.terminal import print_report
 from grader.verdicts import Grade
 
-WEB_THREADS = 16  # live status streams hold up to half of them
 FAILED = 2  # exit status where nothing was graded
 
 
@@ -94,7 +93,7 @@ def mistakes(slug: str) -> None:
 
 @cli.group()
 def assignment() -> None:
-    """Look at assignments."""
+    """Look at assignments, and make new ones."""
 
 
 @assignment.command("list")
@@ -112,6 +111,17 @@ def list_assignments() -> None:
     sys.exit(1 if broken else 0)
 
 
+@assignment.command("new")
+@click.argument("slug")
+def new_assignment(slug: str) -> None:
+    """Make the folder of a new assignment, and a reference to write. docs/assignments.md goes through them."""
+    for path in scaffold.new_assignment(
+        slug, assignments=_settings().assignments_dir, reference=scaffold.PROJECT / "reference"
+    ):
+        click.echo(path)
+    click.echo(f"Write the reference; then `tilegrade assignment check {slug}` says whether everything fits.")
+
+
 @assignment.command("check")
 @click.argument("slug")
 @click.option("--no-sandbox", is_flag=True)
@@ -121,6 +131,12 @@ def check_assignment(slug: str, no_sandbox: bool) -> None:
     The reference must earn every point that this machine can measure, the starter none.
     """
     found, folder = _assignment(slug)
+    left = scaffold.left_in_reference(found.operation, reference=scaffold.PROJECT / "reference")
+    if left:
+        listed = "".join(f"\n    {one}" for one in left)
+        raise UserError(f"The reference of {slug!r} is not written yet. Still to write:{listed}")
+    for one in scaffold.left_in_folder(folder):
+        click.echo(f"still to write: {one}")
     reference = examining.reference_source(found.operation)
     fine = True
     for name, source in (("reference", reference), ("starter", found.starter)):
@@ -170,6 +186,7 @@ def web() -> None:
     """Serve the pages."""
     import waitress  # type: ignore[import-untyped]
 
+    from grader.web import SERVER_OPTIONS
     from grader.wsgi import make_app
 
     settings = _settings()
@@ -180,8 +197,8 @@ def web() -> None:
         app,
         host=settings.host,
         port=settings.port,
-        threads=WEB_THREADS,
         ident=None,
+        **SERVER_OPTIONS,
         # the application believes as many proxies as TILEGRADE_PROXIES says; without any, the headers are dropped here
         clear_untrusted_proxy_headers=settings.proxies == 0,
     )
