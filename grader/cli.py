@@ -133,10 +133,10 @@ def check_assignment(slug: str, no_sandbox: bool) -> None:
     found, folder = _assignment(slug)
     left = scaffold.left_in_reference(found.operation, reference=scaffold.PROJECT / "reference")
     if left:
-        listed = "".join(f"\n    {one}" for one in left)
+        listed = "".join(f"\n    {place}" for place in left)
         raise UserError(f"The reference of {slug!r} is not written yet. Still to write:{listed}")
-    for one in scaffold.left_in_folder(folder):
-        click.echo(f"still to write: {one}")
+    for place in scaffold.left_in_folder(folder):
+        click.echo(f"still to write: {place}")
     reference = examining.reference_source(found.operation)
     fine = True
     for name, source in (("reference", reference), ("starter", found.starter)):
