@@ -53,24 +53,26 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
     for name in arguments.only:
         began = time.monotonic()
         print(f"=== {name}", flush=True)
         try:
-            found[name] = SECTIONS[name](arguments)
+            for row in SECTIONS[name](arguments):
+                found.setdefault(name, []).append(row)
+                (arguments.out / "h200.json").write_text(json.dumps(found, indent=1, default=str))
         except Exception:  # a section that fails must not take the others' numbers with it
             traceback.print_exc()
-            found[name] = {"failed": traceback.format_exc()[-2000:]}
-        found.setdefault("seconds", {})[name] = round(time.monotonic() - began, 2)
-        (arguments.out / "h200.json").write_text(json.dumps(found, indent=1, default=str))
-    print(json.dumps(found.get("seconds")))
+            found.setdefault(name, []).append({"failed": traceback.format_exc()[-2000:]})
+        seconds[name] = round(time.monotonic() - began, 2)
+    print(json.dumps(seconds))
     return 0
 
 
 # -- environment and ceilings -----------------------------------------------------------------------------------------
 
 
-def environment(_arguments: argparse.Namespace) -> dict[str, Any]:
+def environment(_arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What the numbers were measured on."""
     import pynvml
     import triton
@@ -95,10 +97,10 @@ def environment(_arguments: argparse.Namespace) -> dict[str, Any]:
         found["isolation"] = dataclasses.asdict(host_isolation())
     for key, value in found.items():
         print(f"  {key}: {value}")
-    return found
+    yield found
 
 
-def ceilings(_arguments: argparse.Namespace) -> dict[str, Any]:
+def ceilings(_arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Copy bandwidth and matrix rates of this GPU, by events, on random data."""
     from workers.ceilings import measure
 
@@ -106,10 +108,10 @@ def ceilings(_arguments: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"copy_tb_per_s": measured.copy_bytes_per_s / 1e12}
     found |= {f"{dtype}_tflops": rate / 1e12 for dtype, rate in measured.flops_per_s.items()}
     print("  " + ", ".join(f"{key} {value:.2f}" for key, value in found.items()))
-    return found
+    yield found
 
 
-def references(_arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def references(_arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Our kernels beside torch's Flash and cuDNN, by events around many calls."""
     import importlib.util
 
@@ -120,7 +122,6 @@ def references(_arguments: argparse.Namespace) -> list[dict[str, Any]]:
     assert spec.loader is not None
     kernel = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(kernel)
-    rows = []
     for d in (64, 128):
         for t in (2048, 4096, 8192, 16384):
             for causal in (False, True):
@@ -147,9 +148,8 @@ def references(_arguments: argparse.Namespace) -> list[dict[str, Any]]:
                         row[name] = round(flops / _by_events(call) / 1e9, 1)
                     except RuntimeError as exc:
                         row[name] = str(exc)[:80]
-                rows.append(row)
+                yield row
                 print("  " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    return rows
 
 
 def _by_events(call: Callable[[], Any], *, repeats: int = 5) -> float:
@@ -292,7 +292,8 @@ def _print_grade(found: dict[str, Any]) -> None:
             f"ratio {timing['ratio']:.3f} [{timing['ratio_low']:.3f}, {timing['ratio_high']:.3f}] "
             f"rounds {len(timing['student_times_ms'])} empty {median(race['empty_ms']):.3f} "
             f"first {[round(one, 3) for one in race['first_ms']]} fill {median(race['fill_ms']):.2f} ms "
-            f"rows {race['rows_checked']} errors {race['row_errors']} voids {race['voids']} moved {race['moved']} {race['seconds']:.2f} s {race['stages_s']}"
+            f"rows {race['rows_checked']} errors {race['row_errors']} voids {race['voids']} "
+            f"moved {race['moved']} {race['seconds']:.2f} s {race['stages_s']}"
         )
         for name in ("student", "naive"):
             print(f"      {name} anatomy {[round(one, 2) for one in race['anatomy_ms'][name][-1]]}")
@@ -307,7 +308,7 @@ def _assignment(slug: str) -> Assignment:
     return load_assignment(PROJECT / "assignments" / slug)
 
 
-def grade(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def grade(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Files through everything, on one warm worker."""
     files = arguments.files or [
         "flash-attention-forward/ok-raw-strides.py",
@@ -315,7 +316,6 @@ def grade(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         "flash-attention-forward/ok-block-pointers.py",
         "flash-attention-forward/stored-scores.py",
     ]
-    rows = []
     with _bench(_assignment("flash-attention-forward").limits, isolation=arguments.isolation) as bench:
         for name in files:
             time.sleep(3.0)  # a warm worker has candidates ready when the next hand-in comes
@@ -325,11 +325,10 @@ def grade(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 traceback.print_exc()
                 continue
             _print_grade(found)
-            rows.append(found)
-    return rows
+            yield found
 
 
-def repeat(arguments: argparse.Namespace) -> dict[str, Any]:
+def repeat(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One file again and again, each time by fresh processes: how far the reported times and ratios lie apart."""
     file = CORPUS / "flash-attention-forward" / "ok-raw-strides.py"
     assignment = _assignment("flash-attention-forward")
@@ -356,10 +355,10 @@ def repeat(arguments: argparse.Namespace) -> dict[str, Any]:
         for key in ("student_ms", "events_ms", "ratio")
     }
     print(f"  max/min: {spread}, median {median(row['seconds'] for row in rows):.2f} s")
-    return {"gradings": rows, "max_over_min": spread}
+    yield {"gradings": rows, "max_over_min": spread}
 
 
-def corpus(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def corpus(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Files of the corpus on the GPU: the correct ones, and those whose fault only a GPU shows."""
     expected = tomllib.loads((CORPUS / "expected.toml").read_text())
     chosen = arguments.files or [
@@ -367,7 +366,6 @@ def corpus(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for name, row in expected.items()
         if not name.startswith("hostile/") and ("/ok-" in name or row.get("gpu_only") or name in FAULTS)
     ]
-    rows = []
     with _bench(_assignment("flash-attention-forward").limits, audit=False, isolation=arguments.isolation) as bench:
         for name in chosen:
             if time.monotonic() - STARTED > arguments.stop_s:
@@ -384,14 +382,12 @@ def corpus(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             found["expected"] = row.get("gpu_verdict", row["verdict"])
             print(f"  expected {found['expected']} {row.get('fault', '')}:")
             _print_grade(found)
-            rows.append(found)
-    return rows
+            yield found
 
 
-def exploits(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def exploits(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Files that attack the clock or the memory meter. Each must lose: wrong, or no faster than honest, or held."""
     assignment = _assignment("flash-attention-forward")
-    rows = []
     files = [*sorted((PROJECT / "tests" / "gpu" / "exploits").glob("*.py")), *(CORPUS / name for name in HOSTILE)]
     with _bench(assignment.limits, audit=False, isolation=arguments.isolation) as bench:
         for file in files:
@@ -404,8 +400,7 @@ def exploits(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 traceback.print_exc()
                 continue
             _print_grade(found)
-            rows.append(found)
-    return rows
+            yield found
 
 
 HOSTILE = (
@@ -423,7 +418,7 @@ FAULTS = (
 STARTED = time.monotonic()
 
 
-def sandboxes(arguments: argparse.Namespace) -> dict[str, Any]:
+def sandboxes(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Whether a candidate with a CUDA context starts in the full sandbox; if not, without what it does."""
     from workers import isolation
     from workers.sandbox import SandboxUnavailable
@@ -461,10 +456,10 @@ def sandboxes(arguments: argparse.Namespace) -> dict[str, Any]:
         print(f"  {level}: {found[level]}", flush=True)
     isolation.candidate_filter = full
     arguments.isolation = "auto" if level == "full" else "none"
-    return found
+    yield found
 
 
-SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
+SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = {
     "environment": environment,
     "sandboxes": sandboxes,
     "ceilings": ceilings,

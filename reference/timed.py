@@ -27,7 +27,6 @@ ROWS_PER_CALL = 16
 SHARED_COPIES = 4  # of an input that calls share
 _PLANTED = 64  # rows a batch entry that one late key, or column, dominates
 _ENTRIES = 2  # batch entries that a window looks at, for each copy of what calls share
-_COLUMN_CALLS = 2  # calls of a window whose gradients of k and v are checked: each costs a whole score matrix
 _BASELINES = Path(__file__).parent / "baselines"
 
 
@@ -183,12 +182,14 @@ def _expected_training(blocks: Blocks, options: Options, rows: Rows) -> Expected
         o[calls] = out.view(len(calls), -1, d)
         dq[calls] = (ds @ k * (1.0 / math.sqrt(d))).view(len(calls), -1, d)
     every = torch.arange(len(chosen), device=chosen.device)
-    some = every[torch.randperm(len(every), device=every.device)[:_COLUMN_CALLS]]
+    # one of the first two, which every window makes, and one of all
+    some = torch.cat([torch.randperm(min(2, len(every)))[:1], torch.randperm(len(every))[:1]]).to(every.device)
     columns = [_key_gradients(blocks, options, int(call), rows["dk"][call]) for call in some]
     dk, dv = (torch.stack([one[i] for one in columns]) for i in (0, 1))
     return {"o": (every, o), "dq": (every, dq), "dk": (some, dk), "dv": (some, dv)}
 
 
+# Two calls of a window only: each of them costs a whole score matrix.
 def _key_gradients(blocks: Blocks, options: Options, call: int, rows: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, d] of dk and dv for one call: every query of the batch entry has its say."""
     n_keys = blocks["k"].shape[2]

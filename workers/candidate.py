@@ -244,6 +244,8 @@ def _kind_of(exc: BaseException, stage: str) -> str:
         return "process-limit"
     if isinstance(exc, SystemExit):
         return "python-exit"
+    if "CUDA error" in text:
+        return "crashed"  # the context is gone, as a process would be
     if isinstance(exc, ImportError) and stage == "load":
         return "import-error"
     if type(exc).__name__ in ("CompilationError", "InterpreterError", "UnsupportedLanguageConstruct"):

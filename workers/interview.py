@@ -42,6 +42,12 @@ class Interview:
         except PeerGoneError:
             raise self._died() from None
 
+    def spin(self, timeout_s: float) -> None:
+        """Wait for an answer without sleeping, so that whoever reads a clock afterwards was not woken late."""
+        deadline = time.monotonic() + timeout_s
+        while not self._channel.has_input() and time.monotonic() < deadline:
+            pass
+
     def answer(self, timeout_s: float) -> Mapping[str, Any]:
         """The candidate's answer. Raises CandidateFailedError when there is none, or when it says that it failed."""
         deadline = time.monotonic() + timeout_s

@@ -73,6 +73,12 @@ class Channel:
         except OSError as exc:
             raise PeerGoneError(str(exc)) from None
 
+    def has_input(self) -> bool:
+        """Whether something has arrived. Never waits: for who would rather spin than be woken late."""
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        return bool(self._buffer or poller.poll(0))
+
     def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Wait for one whole message.
 
