@@ -32,10 +32,12 @@ from grader.assignment import Assignment, Limits, load_assignment  # noqa: E402
 from grader.judging import grade_json, judge  # noqa: E402
 from grader.measurement import ProbeMeasured, to_json  # noqa: E402
 from workers.ahead import ahead_pool  # noqa: E402
+from workers.ceilings import measure as measure_ceilings  # noqa: E402
 from workers.devices.cpu import interpreter_pool  # noqa: E402
 from workers.devices.cuda import Gpu, cuda_pool  # noqa: E402
 from workers.gpu_examination import Ahead, GpuRecord, Rivals, examine_on_gpu  # noqa: E402
 from workers.sandbox import SandboxPool  # noqa: E402
+from workers.timing import Ceilings  # noqa: E402
 
 CORPUS = PROJECT / "tests" / "corpus"
 
@@ -102,9 +104,7 @@ def environment(_arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def ceilings(_arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Copy bandwidth and matrix rates of this GPU, by events, on random data."""
-    from workers.ceilings import measure
-
-    measured = measure()
+    measured = measure_ceilings()
     found: dict[str, Any] = {"copy_tb_per_s": measured.copy_bytes_per_s / 1e12}
     found |= {f"{dtype}_tflops": rate / 1e12 for dtype, rate in measured.flops_per_s.items()}
     print("  " + ", ".join(f"{key} {value:.2f}" for key, value in found.items()))
@@ -181,6 +181,7 @@ class _Bench:
     interpreter: SandboxPool | None
     rivals: Rivals
     ahead: Ahead | None
+    ceilings: Ceilings
 
 
 @contextlib.contextmanager
@@ -201,6 +202,7 @@ def _bench(limits: Limits, *, audit: bool = True, ahead: bool = True, isolation:
             interpreter,
             rivals,
             Ahead(sandboxes=compilers, n_candidates=n_compilers) if compilers is not None else None,
+            measure_ceilings(),
         )
 
 
@@ -215,6 +217,7 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
         interpreter=bench.interpreter,
         rivals=bench.rivals,
         ahead=bench.ahead,
+        ceilings=bench.ceilings,
         record=record,
     )
     seconds = time.monotonic() - began
@@ -257,6 +260,7 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
                 "seconds": race.seconds,
             }
         )
+    found["rooflines"] = [dataclasses.asdict(roof) for roof in record.rooflines]
     found["timings"] = to_json(examination.timings)
     return found
 
@@ -297,6 +301,11 @@ def _print_grade(found: dict[str, Any]) -> None:
         )
         for name in ("student", "naive"):
             print(f"      {name} anatomy {[round(one, 2) for one in race['anatomy_ms'][name][-1]]}")
+    for roof in found["rooflines"]:
+        print(
+            f"    {roof['flops_per_s'] / 1e12:.1f} TFLOP/s, {roof['bytes_per_s'] / 1e9:.0f} GB/s, "
+            f"{roof['bound']}-bound, {roof['fraction']:.2f} of the ceiling"
+        )
     for evidence in found["evidence"]:
         print(f"    evidence {evidence}")
     for key in ("load_failure", "audit_failure"):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -27,11 +28,13 @@ from reference import timed as timed_operations
 from reference.operation import Inputs, Operation, Options
 from workers import claims, processes
 from workers.ahead import ahead_pool, archives_into, compile_ahead
+from workers.ceilings import measure as measure_ceilings
 from workers.devices.cpu import Arena, interpreter_pool
 from workers.devices.cuda import Gpu, GpuState, cuda_pool
 from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
 from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRowsError
 from workers.interview import CandidateFailedError, Interview
+from workers.timing import Ceilings, Roofline, is_too_fast, roofline
 
 PROBE_BYTES = 1 << 30  # of the arena, for one probe's tensors
 HEADLINE_S = 2.5
@@ -48,6 +51,7 @@ class GpuRecord:
     races: list[tuple[Size, Race]] = field(default_factory=list)
     before: GpuState | None = None
     after: GpuState | None = None
+    rooflines: list[Roofline] = field(default_factory=list)  # of the sizes in `races`, where ceilings are known
     lock_s: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
@@ -153,6 +157,7 @@ def examine_on_gpu(
     interpreter: Sandboxes | None,
     rivals: Rivals | None = None,
     ahead: Ahead | None = None,
+    ceilings: Ceilings | None = None,
     progress: Progress = lambda _stage, _fraction: None,
     seed: int | None = None,
     versions: Mapping[str, str] | None = None,
@@ -164,6 +169,7 @@ def examine_on_gpu(
         sandboxes: warm candidates with a CUDA context; two are used, and more when one dies.
         interpreter: candidates for the audit; None leaves it out, and structure is then not measured.
         ahead: where to compile before the GPU is asked for; None leaves compiling to the GPU candidates.
+        ceilings: what this GPU can do at best; a time below it is shown to staff.
         rivals: keeps the baselines from one grading to the next; made, and ended, here when None.
         record: filled with what was noted beside the measurements.
 
@@ -185,7 +191,7 @@ def examine_on_gpu(
         archives = ahead.compile(assignment, source) if ahead is not None else []
         noted.seconds["compile-ahead"] = time.monotonic() - began
         on_gpu = Examiner(assignment, source, sandboxes, progress, exam_seed, CudaBench(gpu, archives))
-        course = _Course(assignment, on_gpu, gpu, own_rivals, noted, exam_seed)
+        course = _Course(assignment, on_gpu, gpu, own_rivals, noted, exam_seed, ceilings)
         course.run()
         audited = audited_later.result() if audited_later is not None else Audited()
         audited = dataclasses.replace(audited, memory=course.memory)
@@ -234,6 +240,7 @@ def examine_once(
             sandboxes=candidates,
             interpreter=interpreter,
             ahead=Ahead(sandboxes=compilers, n_candidates=n_compilers),
+            ceilings=measure_ceilings(),
             progress=progress,
             seed=seed,
         )
@@ -255,10 +262,17 @@ class _Course:
     """What happens under the lock, in order."""
 
     def __init__(
-        self, assignment: Assignment, examiner: Examiner, gpu: Gpu, rivals: Rivals, record: GpuRecord, seed: int
+        self,
+        assignment: Assignment,
+        examiner: Examiner,
+        gpu: Gpu,
+        rivals: Rivals,
+        record: GpuRecord,
+        seed: int,
+        ceilings: Ceilings | None,
     ) -> None:
         self._assignment, self._examiner, self._gpu, self._rivals = assignment, examiner, gpu, rivals
-        self._record, self._seed = record, seed
+        self._record, self._seed, self._ceilings = record, seed, ceilings
         self.memory: list[MemoryPoint] = []
         self.timings: list[Timing] = []
         self.evidence: list[Evidence] = []
@@ -344,6 +358,24 @@ class _Course:
             self._record.races.append((size, race))
             self.evidence += race.evidence
             self.timings.append(stopwatch.timing(size, race))
+            if self._ceilings is not None:
+                self._hold_to_roof(size, self.timings[-1], self._ceilings)
+
+    def _hold_to_roof(self, size: Size, timing: Timing, ceilings: Ceilings) -> None:
+        costs = self._examiner.operation.costs(size.axes, size.dtype, size.options)
+        roof = roofline(
+            time_ms=median(timing.student_times_ms),
+            flops=costs.flops,
+            least_bytes=costs.least_bytes,
+            dtype=str(size.dtype).removeprefix("torch."),
+            ceilings=ceilings,
+        )
+        self._record.rooflines.append(roof)
+        if is_too_fast(median(timing.student_times_ms), roof.floor_ms):
+            message = (
+                f"{median(timing.student_times_ms):.4f} ms a call; this GPU needs {roof.floor_ms:.4f} for the work"
+            )
+            self.evidence.append(Evidence(kind="faster-than-possible", message=message))
 
     # -- memory --------------------------------------------------------------------------------------------------
 

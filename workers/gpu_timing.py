@@ -199,7 +199,9 @@ class Rival:
         self._outputs: list[_Output] = []
         self._tables: dict[int, list[torch.Tensor]] = {}  # by calls: one table of addresses for each output
         self._field: Field | None = None
-        self.pilots_ms: dict[str, float] = {}  # one call, roughly, by size; the baselines' outlive a grading
+        # by size, kept from one grading to the next for the baselines: one call, roughly; and what it took at first
+        self.pilots_ms: dict[str, float] = {}
+        self.records_ms: dict[str, float] = {}
 
     def open(self) -> None:
         """Give it the arena. Once."""
@@ -450,6 +452,8 @@ class Stopwatch:
         self._look_at_first_call(student, inputs, race)
         for rival in rivals:
             rival.release()
+        for rival in others:
+            self._hold_to_record(rival, size, race)
         race.seconds = self._clock() - began
         return race
 
@@ -501,6 +505,15 @@ class Stopwatch:
                 fastest[n_calls] = min(fastest[n_calls], rival.window(n_calls, inputs.rows()).window_ms)
             rival.pilots_ms[key] = max(fastest[PILOT_CALLS] - fastest[0], 0.02) / PILOT_CALLS
         return rival.pilots_ms[key]
+
+    def _hold_to_record(self, rival: Rival, size: Size, race: Race) -> None:
+        """A baseline that runs as it never did here says that the GPU is not what it was: nothing is known then."""
+        took_ms = median(self.per_call(race, rival.name))
+        recorded_ms = rival.records_ms.setdefault(f"{size.axes} {size.dtype}", took_ms)
+        if not timing.in_band(took_ms, recorded_ms):
+            raise VoidError(
+                f"the {rival.name} baseline took {took_ms:.4f} ms; its record on this GPU is {recorded_ms:.4f}"
+            )
 
     def _round(self, rival: Rival, inputs: Field, idle_ms: float, race: Race, limits: dict[str, float]) -> None:
         """One window of one rival, with its rows compared; a void one is tried again."""

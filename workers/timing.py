@@ -30,7 +30,7 @@ FILL_GRACE_MS = 1.0
 FIRST_CALL_SLACK = 1.25
 FIRST_CALL_GRACE_MS = 0.5
 
-BAND = 0.05  # how far a baseline's time may lie from its record on this GPU
+BAND = 0.1  # how far a baseline's time may lie from its record on this GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +114,9 @@ def first_call_agrees(*, first_ms: Sequence[float], empty_ms: Sequence[float], p
     return alone <= FIRST_CALL_SLACK * per_call + FIRST_CALL_GRACE_MS
 
 
-def in_band(time_ms: float, recorded_ms: float | None) -> bool:
-    """Whether a baseline ran as it did when this GPU's record was made. Without a record there is no band."""
-    return recorded_ms is None or abs(time_ms / recorded_ms - 1) <= BAND
+def in_band(time_ms: float, recorded_ms: float) -> bool:
+    """Whether a baseline ran as it did when this GPU's record was made."""
+    return abs(time_ms / recorded_ms - 1) <= BAND
 
 
 def roofline(*, time_ms: float, flops: int, least_bytes: int, dtype: str, ceilings: Ceilings) -> Roofline:

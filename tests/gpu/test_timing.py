@@ -1,0 +1,99 @@
+"""What windows of calls mean, as numbers."""
+
+import pytest
+
+from workers import timing
+
+CEILINGS = timing.Ceilings(copy_bytes_per_s=4e12, flops_per_s={"bfloat16": 800e12})
+
+
+@pytest.mark.parametrize(
+    ("pilot_ms", "bytes_per_call", "n_calls"),
+    [
+        pytest.param(1.0, 1 << 20, 130, id="time-decides"),
+        pytest.param(0.001, 1 << 28, 64, id="memory-decides"),
+        pytest.param(0.001, 1 << 10, 1024, id="the-frame-decides"),
+        pytest.param(900.0, 1 << 20, 2, id="never-one-alone"),
+    ],
+)
+def test_a_window_is_as_long_as_time_memory_and_frame_allow(pilot_ms, bytes_per_call, n_calls):
+    found = timing.calls_in_window(pilot_ms=pilot_ms, bytes_per_call=bytes_per_call, budget_bytes=1 << 34, n_outputs=2)
+    assert found == n_calls
+
+
+def test_an_empty_window_is_subtracted_from_a_full_one():
+    assert timing.per_call_ms(101.0, 100, 1.0) == pytest.approx(1.0)
+
+
+def test_a_window_shorter_than_an_empty_one_takes_nothing_rather_than_less():
+    assert timing.per_call_ms(0.5, 10, 1.0) == 0.0
+
+
+def test_nobody_always_comes_second():
+    first = {timing.turn(["naive", "student"], number)[0] for number in range(4)}
+    assert first == {"naive", "student"}
+
+
+def test_equal_windows_are_enough_after_five_rounds_and_not_before():
+    assert not timing.enough([10.0] * 4, [2.0] * 4, seed=1)
+    assert timing.enough([10.0] * 5, [2.0] * 5, seed=1)
+
+
+def test_scattered_windows_are_never_enough_and_noisy():
+    naive, student = [10.0, 14.0, 9.0, 13.0, 8.0], [2.0, 3.0, 1.5, 2.5, 2.2]
+    assert not timing.enough(naive, student, seed=1)
+    assert timing.is_noisy(timing.ratio(naive, student, seed=1))
+
+
+def test_the_same_windows_give_the_same_interval():
+    naive, student = [10.0, 10.1, 9.9, 10.2, 9.8], [2.0, 2.01, 1.99, 2.02, 1.98]
+    assert timing.ratio(naive, student, seed=7) == timing.ratio(naive, student, seed=7)
+
+
+@pytest.mark.parametrize(
+    ("fill_ms", "idle"),
+    [
+        pytest.param(3.0, True, id="as-ever"),
+        pytest.param(5.7, True, id="within-the-slack"),
+        pytest.param(11.4, False, id="somebody-s-kernel-runs"),
+        pytest.param(float("nan"), False, id="nan-is-not-idle"),
+    ],
+)
+def test_writing_the_inputs_takes_its_idle_time_or_somebody_runs(fill_ms, idle):
+    assert timing.fill_was_idle(fill_ms, idle_ms=3.0) is idle
+
+
+@pytest.mark.parametrize(
+    ("first_ms", "agrees"),
+    [
+        pytest.param([3.9, 4.0, 3.8], True, id="a-call-and-its-launch"),
+        pytest.param([120.0, 118.0, 121.0], False, id="the-first-does-the-work-of-all"),
+    ],
+)
+def test_one_call_alone_takes_what_its_share_says(first_ms, agrees):
+    assert timing.first_call_agrees(first_ms=first_ms, empty_ms=[1.0, 1.1], per_call=2.7) is agrees
+
+
+def test_a_baseline_far_from_its_record_is_out_of_its_band():
+    assert timing.in_band(10.5, 10.0)
+    assert not timing.in_band(12.0, 10.0)
+
+
+def test_little_work_on_many_bytes_is_bound_by_memory():
+    roof = timing.roofline(time_ms=1.0, flops=10**9, least_bytes=2 * 10**9, dtype="bfloat16", ceilings=CEILINGS)
+    assert roof.bound == "memory"
+    assert roof.floor_ms == pytest.approx(0.5)
+    assert roof.fraction == pytest.approx(0.5)
+    assert roof.bytes_per_s == pytest.approx(2e12)
+
+
+def test_much_work_on_few_bytes_is_bound_by_arithmetic():
+    roof = timing.roofline(time_ms=2.0, flops=8 * 10**11, least_bytes=10**7, dtype="bfloat16", ceilings=CEILINGS)
+    assert roof.bound == "compute"
+    assert roof.flops_per_s == pytest.approx(400e12)
+    assert roof.intensity == pytest.approx(80_000)
+
+
+def test_a_time_below_the_floor_is_too_fast_and_one_at_it_is_not():
+    assert timing.is_too_fast(0.3, 0.5)
+    assert not timing.is_too_fast(0.5, 0.5)
