@@ -67,10 +67,8 @@ def grade(file: Path, slug: str, device: str, as_json: bool, no_sandbox: bool) -
     """Grade FILE as the service would, without web, queue or database. Exits 0 when there is a grade."""
     try:
         assignment, folder = _assignment(slug)
-        if device != "cpu":
-            raise UserError(f"This edition cannot examine on {device!r}; leave --device out.")  # noqa: TRY301
         _read_source(file)
-        examination = _examine(file, folder, sandboxed=not no_sandbox, quiet=as_json)
+        examination = _examine(file, folder, device=device, sandboxed=not no_sandbox, quiet=as_json)
         found = judging.judge(assignment, examination)
     except (UserError, AssignmentError, GraderFault) as exc:
         if as_json:
@@ -523,14 +521,15 @@ def _read_source(file: Path) -> str:
     return submissions.decode_source(_read_bytes(file), max_bytes=_settings().max_source_bytes)
 
 
-def _examine(file: Path, folder: Path, *, sandboxed: bool, quiet: bool) -> Examination:
+def _examine(file: Path, folder: Path, *, device: str = "cpu", sandboxed: bool, quiet: bool) -> Examination:
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        return examining.examine_file(file, folder, sandboxed=sandboxed)
+        return examining.examine_file(file, folder, device=device, sandboxed=sandboxed)
     with console.status("starting") as status:
         return examining.examine_file(
             file,
             folder,
+            device=device,
             sandboxed=sandboxed,
             on_progress=lambda stage, fraction: status.update(f"{stage} {fraction:.0%}"),
         )

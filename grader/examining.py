@@ -20,16 +20,21 @@ Progress = Callable[[str, float], None]
 
 
 def examine_file(
-    file: Path, folder: Path, *, sandboxed: bool = True, on_progress: Progress = lambda _stage, _fraction: None
+    file: Path,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    sandboxed: bool = True,
+    on_progress: Progress = lambda _stage, _fraction: None,
 ) -> Examination:
-    """Examine one file against the assignment in `folder`, in a process of its own.
+    """Examine one file against the assignment in `folder`, in a process of its own. `device` is "cpu" or "cuda".
 
     Raises:
         UserError: the file or this machine does not allow it; the text says what to do.
         AssignmentError: the folder is wrong.
         GraderFault: the examiner failed.
     """
-    flags = [] if sandboxed else ["--no-sandbox"]
+    flags = ["--device", device, *([] if sandboxed else ["--no-sandbox"])]
     answer = ask_workers("grade", str(file), "--assignment", str(folder), *flags, on_progress=on_progress)
     return measurement.from_json(Examination, answer["examination"])
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 
 import reference
-from grader.assignment import Assignment
+from grader.assignment import Assignment, Limits
 from grader.measurement import Device, Evidence, Examination, Failure, FailureKind, MemoryPoint, ProbeFailed, Timing
 from reference import timed as timed_operations
 from reference.operation import Inputs, Operation, Options
@@ -224,7 +224,7 @@ def examine_once(
         SandboxUnavailable: no candidate can be had.
         GpuError: there is no GPU that works.
     """
-    n_compilers = min(8, os.cpu_count() or 1)
+    n_compilers = _compilers()
     limits = assignment.limits
     with contextlib.ExitStack() as stack:
         compilers = stack.enter_context(ahead_pool(limits, size=n_compilers, refill=False, isolation=isolation))
@@ -244,6 +244,62 @@ def examine_once(
             progress=progress,
             seed=seed,
         )
+
+
+class WarmGpu:
+    """What a GPU's worker keeps from one hand-in to the next: the arena, the baselines, and candidates of each kind."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._gpu = Gpu()
+        self._stack.callback(self._gpu.close)
+        self._ceilings = measure_ceilings()
+        self._warm: dict[Limits, _Warm] = {}
+
+    def __call__(self, assignment: Assignment, source: bytes, progress: Progress) -> Examination:
+        warm = self.pools(assignment.limits)
+        return examine_on_gpu(
+            assignment,
+            source,
+            gpu=self._gpu,
+            sandboxes=warm.candidates,
+            interpreter=warm.interpreter,
+            rivals=warm.rivals,
+            ahead=warm.ahead,
+            ceilings=self._ceilings,
+            progress=progress,
+        )
+
+    def pools(self, limits: Limits) -> _Warm:
+        """Warm candidates with those limits; started now where there are none yet."""
+        if limits not in self._warm:
+            n_compilers = _compilers()
+            compilers = self._stack.enter_context(ahead_pool(limits, size=n_compilers))
+            candidates = self._stack.enter_context(cuda_pool(limits, size=3))
+            interpreter = self._stack.enter_context(interpreter_pool(limits, size=1))
+            rivals = Rivals(self._gpu, candidates)
+            self._stack.callback(rivals.close)
+            ahead = Ahead(sandboxes=compilers, n_candidates=n_compilers)
+            self._warm[limits] = _Warm(candidates, interpreter, rivals, ahead)
+        return self._warm[limits]
+
+    def close(self) -> None:
+        """End every candidate and give the GPU's memory back."""
+        self._warm.clear()
+        self._stack.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Warm:
+    candidates: Sandboxes
+    interpreter: Sandboxes
+    rivals: Rivals
+    ahead: Ahead
+
+
+def _compilers() -> int:
+    """Half of the cores, at most eight: the other half starts the next candidates meanwhile."""
+    return max(1, min(8, (os.cpu_count() or 2) // 2))
 
 
 def open_arena(interview: Interview, gpu: Gpu) -> None:

@@ -36,6 +36,7 @@ from grader.settings import DEVICES, Settings
 from grader.submissions import Job
 
 if TYPE_CHECKING:
+    from workers.gpu_examination import WarmGpu
     from workers.sandbox import SandboxPool
 
 Progress = Callable[[str, float], None]
@@ -374,8 +375,6 @@ def main(argv: list[str] | None = None) -> int:
         )
         if arguments.check:
             return 0 if _is_alive(settings) else 1
-        if settings.device != "cpu":
-            raise UserError(f"No worker grades on {settings.device!r} yet; use cpu.")  # noqa: TRY301
         isolation_note = _prepare_host(settings)
     except UserError as exc:
         print(f"tilegrade worker: {exc}", file=sys.stderr)
@@ -384,7 +383,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"tilegrade worker: {exc}", file=sys.stderr)
         _report_refusal(settings, str(exc))
         return 3
-    examiner = SandboxedExaminer()
+    examiner = _examiner(settings.device)
     try:
         _warm_up(examiner, settings)
         run_worker(settings, examiner, note=isolation_note)
@@ -435,7 +434,15 @@ def _report_refusal(settings: Settings, why: str) -> None:
     database.close()
 
 
-def _warm_up(examiner: SandboxedExaminer, settings: Settings) -> None:
+def _examiner(device: str) -> SandboxedExaminer | WarmGpu:
+    if device == "cpu":
+        return SandboxedExaminer()
+    from workers.gpu_examination import WarmGpu  # needs a driver
+
+    return WarmGpu()
+
+
+def _warm_up(examiner: SandboxedExaminer | WarmGpu, settings: Settings) -> None:
     """Start candidates for the assignments there are, so that the first hand-in need not wait for one."""
     catalog = Catalog(settings.assignments_dir)
     for slug in catalog.slugs():
