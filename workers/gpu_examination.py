@@ -1,7 +1,7 @@
 """One examination on a GPU: probes, memory and speed there, the audit in the interpreter beside it.
 
 The order: the audit starts on the CPU; under the GPU's lock a candidate answers the probes; a fresh one is measured for
-memory by NVML and then timed against the naive baseline and the reference. docs/decisions/0004-gpu.md has the reasons.
+memory by NVML and then timed against the naive baseline and the reference. docs/decisions/0005-gpu.md has the reasons.
 """
 
 from __future__ import annotations
