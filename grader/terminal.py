@@ -11,10 +11,11 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from grader.report import BarChart, Block, HeatMap, Hostile, LineChart, Report, Section, Table, TextBlock
+from grader.report import BarChart, Block, Cell, HeatMap, Hostile, LineChart, Report, Section, Table, TextBlock
 from grader.wording import bytes_text, error_text
 
 WIDE = 90
+LEFT_OUT_WHEN_NARROW = frozenset({"what it tries"})  # the handout says it too
 PLOT_ROWS, PLOT_COLUMNS = 12, 48
 BAR_COLUMNS = 32
 _MARKS = "●○×+"
@@ -74,18 +75,25 @@ def _print_block(block: Block, console: Console) -> None:
 
 def _table(table: Table, console_width: int) -> RichTable:
     shown = RichTable(title=Text(table.title), title_justify="left", box=box.SIMPLE, show_edge=False)
-    for i, column in enumerate(table.columns):
+    places = [i for i, name in enumerate(table.columns) if console_width >= WIDE or name not in LEFT_OUT_WHEN_NARROW]
+    for i in places:
         justify: JustifyMethod = "right" if i in table.numeric else "left"
         # names of probes and kernels stay whole where there is room; the words beside them can wrap
-        shown.add_column(Text(column), justify=justify, overflow="fold", no_wrap=i == 0 and console_width >= WIDE)
-    for i, row in enumerate(table.rows):
-        mark = table.marks[i] if i < len(table.marks) else ""
-        cells = [Text(cell.plain if isinstance(cell, Hostile) else cell) for cell in row]
+        longest = max((len(_plain(row[i])) for row in table.rows), default=0)
+        whole = i == 0 and (console_width >= WIDE or longest <= console_width // 3)
+        shown.add_column(Text(table.columns[i]), justify=justify, overflow="fold", no_wrap=whole)
+    for number, row in enumerate(table.rows):
+        mark = table.marks[number] if number < len(table.marks) else ""
+        cells = [Text(_plain(row[i])) for i in places]
         for cell in cells:
             if mark and cell.plain.split(":")[0] == mark:
                 cell.stylize(_STYLES.get(mark, "dim"))
         shown.add_row(*cells)
     return shown
+
+
+def _plain(cell: Cell) -> str:
+    return cell.plain if isinstance(cell, Hostile) else cell
 
 
 def _print_lines(lines: Sequence[str], console: Console) -> None:

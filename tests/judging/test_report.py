@@ -295,6 +295,18 @@ def test_a_report_prints_at_any_width(slug, width):
     assert "Where this comes from" in shown
 
 
+@pytest.mark.parametrize("slug", ["flash-attention-forward", "fused-bias-dropout-layernorm"])
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_probe_table_breaks_no_name_and_loses_no_points(slug, width):
+    assignment = assignment_of(slug)
+    shown = printed(report_of(assignment, wrong("random", assignment), for_staff=True), width)
+    table = shown[shown.index("\nProbes") :]
+    for case in assignment.cases:
+        row = next(line for line in table.splitlines() if line.startswith(f" {case.name} "))
+        assert f"of {case.points:g}" in row
+    assert ("what it tries" in table) is (width == 100)
+
+
 def test_a_power_law_is_a_straight_line():
     chart = LineChart(
         title="",
