@@ -301,9 +301,9 @@ def test_the_probe_table_breaks_no_name_and_loses_no_points(slug, width):
     assignment = assignment_of(slug)
     shown = printed(report_of(assignment, wrong("random", assignment), for_staff=True), width)
     table = shown[shown.index("\nProbes") :]
-    for case in assignment.cases:
-        row = next(line for line in table.splitlines() if line.startswith(f" {case.name} "))
-        assert f"of {case.points:g}" in row
+    for probe in assignment.cases:
+        row = next(line for line in table.splitlines() if line.startswith(f" {probe.name} "))
+        assert f"of {probe.points:g}" in row
     assert ("what it tries" in table) is (width == 100)
 
 
