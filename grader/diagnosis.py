@@ -54,6 +54,7 @@ CONTRADICTS_AT_MOST = 0.1
 # A mistake is computed in float64; where its values overflow the student's dtype nothing can be compared.
 OVERFLOWS = 1e30
 
+_NO_CUDA = re.compile(r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|CUDA.* not available", re.I)
 _SHARED_MEMORY = re.compile(r"out of resource.*shared memory|shared memory.*(hardware limit|required)", re.I | re.S)
 
 
@@ -203,6 +204,11 @@ def _failed(facts: _Facts, failure: Failure) -> Diagnosis:
         label = "needs-bigger-shared-memory"
         saying = "The kernel asks for more shared memory than the GPU has"
         hint = "Ask for fewer stages or smaller tiles."
+    if failure.kind is FailureKind.RAISES and _NO_CUDA.search(failure.message):
+        hint = (
+            "The file asks for the cuda device, and this grading runs on a CPU: "
+            "take the device of the inputs, as in device=q.device."
+        )
     where = "" if failure.stage == "load" else f" in probe {failure.stage}"
     message = f": {one_line(failure.message)}" if failure.message.strip() else ""
     if only_hidden(facts.cases, failure):

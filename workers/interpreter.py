@@ -16,6 +16,7 @@ import importlib
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -71,16 +72,24 @@ class Probe(Protocol):
 
 
 class _State:
-    """What is going on in this process. One launch at a time: the interpreter has no threads."""
+    """What is going on in this process."""
 
     prepared = False
-    probe: Probe | None = None
     depth = 0  # of kernels and device functions under way; `triton.language` is patched while it is not 0
     compile_lines: list[int]  # lines from which torch.compile was called, 0 where unknown
 
 
+class _Watched(threading.local):
+    """The launches of one thread. Those that a student's own threads make are not seen, and must not be."""
+
+    probe: Probe | None = None
+
+
 _state = _State()
 _state.compile_lines = []
+_watched = _Watched()
+# the interpreter patches `triton.language` and keeps its grid in one object: threads take turns
+_one_launch_at_a_time = threading.RLock()
 
 
 def prepare_interpreter() -> None:
@@ -107,11 +116,11 @@ def prepare_interpreter() -> None:
 @contextlib.contextmanager
 def probing(probe: Probe) -> Iterator[None]:
     """Let `probe` see every launch inside the block."""
-    previous, _state.probe = _state.probe, probe
+    previous, _watched.probe = _watched.probe, probe
     try:
         yield
     finally:
-        _state.probe = previous
+        _watched.probe = previous
 
 
 def compile_lines() -> list[int]:
@@ -186,15 +195,16 @@ def _keep_name(function: Any, like: Any) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _language_patched(patch: _LanguagePatch) -> Iterator[None]:
-    if _state.depth == 0:
-        patch.apply()
-    _state.depth += 1
-    try:
-        yield
-    finally:
-        _state.depth -= 1
+    with _one_launch_at_a_time:
         if _state.depth == 0:
-            patch.restore()
+            patch.apply()
+        _state.depth += 1
+        try:
+            yield
+        finally:
+            _state.depth -= 1
+            if _state.depth == 0:
+                patch.restore()
 
 
 def _mend_launches() -> None:
@@ -232,7 +242,7 @@ def _launch(executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         hook(*args, **kwargs)
     arguments = inspect.getcallargs(function, *args, **kwargs)
     grid = _grid_of(executor.grid, arguments)
-    probe = _state.probe
+    probe = _watched.probe
     if probe is not None:
         probe.begin(function)
     try:
@@ -342,7 +352,7 @@ def _load(ptrs: Any, mask: Array | None, other: Any) -> Any:
     element = ptrs.get_element_ty()
     dtype = _np_dtype(element)
     at, shape, poisoned = ptrs.data, ptrs.data.shape, None
-    probe = _state.probe
+    probe = _watched.probe
     if probe is not None:
         at, mask, poisoned = probe.load(at, mask, _element_bytes(ptrs))
     lanes = np.ones(shape, bool) if mask is None else mask
@@ -355,7 +365,7 @@ def _load(ptrs: Any, mask: Array | None, other: Any) -> Any:
 
 def _store(ptrs: Any, value: Any, mask: Array | None) -> None:
     at = ptrs.data
-    probe = _state.probe
+    probe = _watched.probe
     if probe is not None:
         at, mask = probe.store(at, mask, _element_bytes(ptrs))
     _stock._interpreter.store(at, value.data, np.ones(at.shape, bool) if mask is None else mask)
@@ -363,7 +373,7 @@ def _store(ptrs: Any, value: Any, mask: Array | None) -> None:
 
 def _create_atomic_rmw(builder: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
     at, lanes = ptr.data, _mask_array(mask)
-    probe = _state.probe
+    probe = _watched.probe
     if probe is not None:
         at, kept = probe.atomic(at, lanes, _element_bytes(ptr), op == _stock._ir.ATOMIC_OP.XCHG)
         lanes = np.ones(at.shape, bool) if kept is None else kept
@@ -375,7 +385,7 @@ def _create_atomic_rmw(builder: Any, op: Any, ptr: Any, val: Any, mask: Any, sem
 
 def _create_atomic_cas(builder: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
     at = ptr.data
-    probe = _state.probe
+    probe = _watched.probe
     if probe is not None:
         at, kept = probe.atomic(at, None, _element_bytes(ptr), True)
         if kept is not None:
@@ -384,7 +394,7 @@ def _create_atomic_cas(builder: Any, ptr: Any, cmp: Any, val: Any, sem: Any, sco
 
 
 def _create_dot(builder: Any, a: Any, b: Any, d: Any, *rest: Any, **named: Any) -> Any:
-    probe = _state.probe
+    probe = _watched.probe
     if probe is not None:
         m, k = a.data.shape[-2:]
         probe.dot(math.prod(a.data.shape[:-2]), m, b.data.shape[-1], k)

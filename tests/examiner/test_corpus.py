@@ -17,7 +17,7 @@ def accepted(want):
     words = {want["verdict"], *want.get("accept", ())}
     if "cheat" in words:
         words = words - {"cheat"} | {"held"}
-    if want["verdict"] == "wrong" and want["numerics"] == "pass":
+    if "full" in words or (want["verdict"] == "wrong" and want["numerics"] == "pass"):
         words.add("partial")
     return words
 
