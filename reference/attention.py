@@ -125,7 +125,7 @@ def make_inputs(
     q, k, v = normal(n_queries, spread), normal(n_keys, spread), normal(n_keys, 1.0)
     profile = _score_profile(fill, n_keys, generator)
     if profile is not None:
-        highest = float(profile.abs().max())
+        highest = float(profile.abs().max()) or 1.0  # a rise over a single key is none
         q[..., 0] = highest * math.sqrt(d) / _STEER
         k[..., 0] = profile * (_STEER / highest)
     if fill == "large":
