@@ -22,6 +22,7 @@ from grader.measurement import Evidence, Timing
 from reference.operation import Operation
 from reference.timed import SHARED_COPIES, Expected, Rows, Timed
 from workers import claims, timing
+from workers.devices.cpu import READABLE
 from workers.devices.cuda import Mapped, NotMappableError
 from workers.interview import Interview
 
@@ -55,7 +56,11 @@ class Gpu(Protocol):
 
 
 class WrongRowsError(Exception):
-    """Outputs of a window are not what they must be."""
+    """Outputs of a window are not what they must be; `evidence` says how."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        super().__init__(evidence.message)
+        self.evidence = evidence
 
 
 class VoidError(Exception):
@@ -199,6 +204,7 @@ class Rival:
         self._outputs: list[_Output] = []
         self._tables: dict[int, list[torch.Tensor]] = {}  # by calls: one table of addresses for each output
         self._field: Field | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}  # what the outputs must be
         # by size, kept from one grading to the next for the baselines: one call, roughly; and what it took at first
         self.pilots_ms: dict[str, float] = {}
         self.records_ms: dict[str, float] = {}
@@ -212,7 +218,9 @@ class Rival:
         self._ask({"op": "release"})
         if fresh:
             self.close()  # before they free it
-        self._ask(field.request(n_calls) | {"fresh": fresh})
+        request = field.request(n_calls)
+        self._shapes = {output["name"]: tuple(output["shape"]) for output in request["outputs"]}
+        self._ask(request | {"fresh": fresh})
         self._field = field
         self._tables.clear()
 
@@ -222,6 +230,8 @@ class Rival:
             self._ask({"op": "release"})
             said = self._ask({"op": "rehearse", "k": n_calls})
             self._outputs = [self._checked(row) for row in claims.rows(said, "outputs")]
+            if [output.name for output in self._outputs] != list(self._shapes):
+                raise claims.ClaimError("the outputs are not those that were asked for")
             n_segments = claims.count(said, "n_segments")
             for first in range(0, min(n_segments, timing.MOST_OUTPUTS), SEGMENTS_A_FRAME):
                 part = self._ask({"op": "segments", "first": first, "count": SEGMENTS_A_FRAME}).get("segments")
@@ -349,11 +359,12 @@ class Rival:
         bisect.insort(self._starts, start)
 
     def _checked(self, row: Mapping[str, Any]) -> _Output:
-        shape, strides = claims.shape(row), claims.shape(row, "strides")
-        dtype = getattr(torch, claims.text(row, "dtype", 40), None)
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or len(shape) != len(strides) or not shape:
-            raise claims.ClaimError("an output is not described as ours are")
         name = claims.text(row, "name", 60)
+        shape, strides = claims.shape(row), claims.shape(row, "strides")
+        dtype = READABLE.get(claims.text(row, "dtype", 40))
+        # the shape bounds what is read and how much room is made for it here
+        if dtype is None or shape != self._shapes.get(name) or len(strides) != len(shape):
+            raise claims.ClaimError(f"{name or 'an output'} is not of the shape and kind that it must be")
         return _Output(name, dtype, shape, strides, 1 if name == "lse" else shape[-1])
 
     def _ask(self, message: dict[str, Any]) -> Mapping[str, Any]:
@@ -538,10 +549,7 @@ class Stopwatch:
             race.n_moved += run.moved
             race.events_ms.setdefault(rival.name, []).append(run.events_ms / n_calls)
             return
-        race.evidence.append(
-            Evidence(kind="void-windows", message=f"{MAX_MOVES} windows in a row said nothing: {race.voids[-1]}")
-        )
-        raise VoidError(race.voids[-1])
+        raise VoidError(f"{MAX_MOVES} windows in a row said nothing: {race.voids[-1]}")
 
     def _compare(
         self, rival: Rival, run: WindowRun, rows: Rows, inputs: Field, race: Race, limits: dict[str, float]
@@ -571,7 +579,7 @@ class Stopwatch:
             race.n_checked_rows += chosen[name].numel()
             race.row_errors[name] = max(error, race.row_errors.get(name, 0.0))
             if not error <= limits.get(name, math.inf):
-                self._explain_wrong(rival, run, rows, name, want, calls, limits[name], race, n_wrong)
+                self._explain_wrong(rival, run, rows, name, want, calls, limits[name], n_wrong)
 
     def _explain_wrong(
         self,
@@ -582,7 +590,6 @@ class Stopwatch:
         want: torch.Tensor,
         calls: torch.Tensor,
         limit: float,
-        race: Race,
         n_wrong: int,
     ) -> None:
         later = rival.gather_again(run.n_calls, rows)[name]
@@ -592,8 +599,7 @@ class Stopwatch:
         kind = "late-work" if late else "timed-outputs-wrong"
         when = "was not there when the file said that it was done, and was a moment later" if late else "is wrong"
         message = f"{name} of {n_wrong} of {run.n_calls} timed calls {when}, in {rows[name].shape[1]} rows looked at"
-        race.evidence.append(Evidence(kind=kind, message=message))
-        raise WrongRowsError(message)
+        raise WrongRowsError(Evidence(kind=kind, message=message))
 
     def _look_at_first_call(self, student: Rival, inputs: Field, race: Race) -> None:
         """A call alone, without company to hide in."""

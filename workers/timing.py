@@ -30,7 +30,7 @@ FILL_GRACE_MS = 1.0
 FIRST_CALL_SLACK = 1.25
 FIRST_CALL_GRACE_MS = 0.5
 
-BAND = 0.1  # how far a baseline's time may lie from its record on this GPU
+BAND = 0.15  # how far a baseline's time may lie from its record on this GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

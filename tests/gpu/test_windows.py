@@ -12,6 +12,7 @@ from gpu_fakes import Allocator, Clock, FakeGpu, FakeInterview, make_candidate
 import reference
 from grader.assignment import load_assignment
 from reference import timed as timed_operations
+from workers.claims import ClaimError
 from workers.gpu_timing import Field, Rival, Size, Stopwatch, VoidError, WrongRowsError
 
 ASSIGNMENT = load_assignment(Path(__file__).parents[2] / "assignments" / "flash-attention-forward")
@@ -192,8 +193,9 @@ def test_work_that_comes_late_is_named(track):
     student.gather_again = after_the_late_kernel
     others = [track.rival("naive", ms=120.0), track.rival("reference", ms=12.0)]
     watch = track.stopwatch()
-    with pytest.raises(WrongRowsError, match="was not there when the file said that it was done"):
+    with pytest.raises(WrongRowsError, match="was not there when the file said that it was done") as caught:
         watch.race(SIZE, student, others, budget_s=100.0, headline=False)
+    assert caught.value.evidence.kind == "late-work"
 
 
 def test_one_call_that_does_the_work_of_all_is_noticed(track):
@@ -247,3 +249,29 @@ def test_memory_is_unmapped_at_the_end(track):
     track.race(student, headline=False)
     student.close()
     assert len(track.gpu.mapped) == 2 * 3 * 80  # what the two others mapped
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"shape": [1, 1, 1 << 50], "strides": [0, 0, 0]}, id="another-shape"),
+        pytest.param({"dtype": "float8_e4m3fn"}, id="a-format-we-do-not-read"),
+        pytest.param({"name": "oo"}, id="another-name"),
+        pytest.param({"strides": [-4, 16, 1]}, id="negative-strides"),
+    ],
+)
+def test_outputs_are_read_only_as_what_they_must_be(track, change):
+    student = track.rival("student", ms=24.0)
+    inputs = Field(track.gpu, OPERATION, TIMED, SIZE, 4, seed=1)
+    student.prepare(inputs, 4)
+    answer = student.interview.answer
+
+    def lie(timeout_s):
+        said = answer(timeout_s)
+        if said["op"] == "rehearsed":
+            said["outputs"][0] |= change
+        return said
+
+    student.interview.answer = lie
+    with pytest.raises(ClaimError):
+        student.rehearse(4)
