@@ -41,13 +41,15 @@
       if (line.textContent !== news.line) line.textContent = news.line;
       steps.innerHTML = news.steps;
       if (!news.done) return;
-      over = true;
+      // staff also read how it was handled, and may act on it now: their whole page is another one
+      if ("reload" in panel.dataset) { location.reload(); return; }
       const answer = await fetch(fragment, { credentials: "same-origin" });
       if (!answer.ok) { location.reload(); return; }
       report.innerHTML = await answer.text();
+      over = true;
       localTimes(report);
-      document.title = document.title.replace(/^[^·]*·/, `${news.headline} ·`);
-      if (news.final) panel.hidden = true;
+      for (const part of document.querySelectorAll("[data-under-way]")) part.remove();
+      document.title = document.title.replace(/^(#\d+) [^·]*·/, `$1 ${news.headline} ·`);
     }
 
     async function poll() {
@@ -67,7 +69,7 @@
     source.addEventListener("status", (event) => {
       const news = JSON.parse(event.data);
       if (news.done) source.close();
-      show(news);
+      show(news).catch(poll); // the report could not be fetched; asking again ends in it
     });
     source.addEventListener("error", () => {
       // CLOSED: the server has no stream to spare, or the session ended; asking works or explains itself

@@ -8,6 +8,8 @@ from selenium.webdriver.common.keys import Keys
 from web_campus import COURSE, PASSWORD, ROOT, SLUG, Campus, stored
 from web_pages import Pages
 
+from grader.models import Role
+
 pytestmark = pytest.mark.browser
 FILES = ROOT / "tests" / "corpus" / SLUG
 MARK = "window.tilegradeTestMark"
@@ -27,6 +29,7 @@ def test_a_file_is_uploaded_followed_and_its_report_appears_without_reloading(
     assert campus.rung == ["cpu"]
     pages.driver.execute_script(f"{MARK} = 1")  # a reload would forget it
     pages.wait_for_text("No worker is running just now")
+    assert pages.buttons() == ["Withdraw"]
     job = campus.claim()
     for stage, fraction, said in (
         (None, None, "Grading: preflight."),
@@ -41,7 +44,8 @@ def test_a_file_is_uploaded_followed_and_its_report_appears_without_reloading(
     pages.wait_for_report()
     pages.wait_for_text("Everything that was asked is there.")
     assert pages.driver.execute_script(f"return {MARK}") == 1
-    assert "Full marks" in pages.driver.title
+    assert pages.driver.title.startswith("#1 Full marks · ")
+    assert pages.buttons() == []
     assert pages.complaints() == []
 
     pages.open(f"/c/{COURSE}/{SLUG}/leaderboard")
@@ -59,6 +63,17 @@ def test_a_wrong_file_is_pasted_and_its_report_says_where(campus: Campus, pages:
     pages.wait_for_report()
     pages.wait_for_text("Wrong result")
     assert pages.driver.find_elements(By.CSS_SELECTOR, "#report svg.heat")
+
+
+def test_staff_who_watch_may_act_as_soon_as_it_is_graded(campus: Campus, pages: Pages) -> None:
+    campus.person("grace", Role.INSTRUCTOR, password=PASSWORD)
+    submission_id = campus.hand_in("ada")
+    pages.log_in("grace", PASSWORD)
+    pages.open(f"/submissions/{submission_id}")
+    assert "Measure again" not in pages.buttons()
+    campus.record(campus.claim(), stored("ok-block-pointers"))
+    pages.wait_for_report()
+    assert pages.buttons() == ["Judge again", "Measure again"]
 
 
 def test_without_a_stream_to_spare_the_page_asks_again_and_again(campus: Campus, pages: Pages, ada: str) -> None:

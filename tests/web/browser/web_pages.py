@@ -36,6 +36,9 @@ class Pages:
     def find(self, css: str) -> WebElement:
         return self.driver.find_element(By.CSS_SELECTOR, css)
 
+    def buttons(self) -> list[str]:
+        return [button.text for button in self.driver.find_elements(By.CSS_SELECTOR, "main button")]
+
     def text(self) -> str:
         return self.find("main").text
 
