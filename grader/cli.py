@@ -232,9 +232,7 @@ def broker() -> None:
     settings = _settings()
     _stop_left_over_broker(settings)
     # in memory only: what waits is in the database, and the sweep rings for it
-    server = ValkeyServer(
-        port=0, data_dir=settings.data_dir / "broker", unix_socket_path=settings.broker_socket, persist=True
-    )
+    server = ValkeyServer(port=0, data_dir=settings.data_dir / "broker", unix_socket_path=settings.broker_socket)
     server.start()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
