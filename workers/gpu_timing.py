@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,7 +23,7 @@ from reference.operation import Operation
 from reference.timed import SHARED_COPIES, Expected, Rows, Timed
 from workers import claims, timing
 from workers.devices.cpu import READABLE
-from workers.devices.cuda import Mapped, NotMappableError
+from workers.devices.gpu import Mapped, NotMappableError, TimedGpu
 from workers.interview import Interview
 
 ALIGN = 256
@@ -38,21 +38,6 @@ SPOT_ROUND = 2  # beside the first, the round in which the reference runs
 SEGMENTS_A_FRAME = 200
 MAX_MOVES = 4  # windows whose outputs lay in memory never seen before
 LARGEST_SCORE = 16.0  # of the timed inputs, for the tolerance
-
-
-class Gpu(Protocol):
-    """What of workers.devices.cuda.Gpu is used here; a fake of it runs in the tests."""
-
-    arena: torch.Tensor
-    handle: str
-
-    def settle(self) -> None: ...
-
-    def map(self, start: int, size_bytes: int, handle: str) -> Mapped: ...
-
-    def unmap(self, mapped: Mapped) -> None: ...
-
-    def gather(self, table: torch.Tensor, offsets: torch.Tensor, inner: int, out: torch.Tensor) -> None: ...
 
 
 class WrongRowsError(Exception):
@@ -79,7 +64,9 @@ class Size:
 class Field:
     """The inputs of all calls of a window, in the arena."""
 
-    def __init__(self, gpu: Gpu, operation: Operation, timed: Timed, size: Size, n_calls: int, *, seed: int) -> None:
+    def __init__(
+        self, gpu: TimedGpu, operation: Operation, timed: Timed, size: Size, n_calls: int, *, seed: int
+    ) -> None:
         self.n_calls, self._gpu, self._operation, self._timed, self._size = n_calls, gpu, operation, timed, size
         self._device = gpu.arena.device
         self._generator = torch.Generator(device=self._device).manual_seed(seed)
@@ -196,7 +183,7 @@ class Rival:
     """One candidate under the clock: the student's, the naive baseline's, the reference's. Frozen between windows."""
 
     def __init__(
-        self, name: str, interview: Interview, gpu: Gpu, *, clock: Callable[[], float] = time.perf_counter
+        self, name: str, interview: Interview, gpu: TimedGpu, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.name, self.interview, self._gpu, self._clock = name, interview, gpu, clock
         self._mapped: dict[int, Mapped] = {}
@@ -404,7 +391,7 @@ class Stopwatch:
         assignment: Assignment,
         operation: Operation,
         timed: Timed,
-        gpu: Gpu,
+        gpu: TimedGpu,
         *,
         seed: int,
         clock: Callable[[], float] = time.perf_counter,

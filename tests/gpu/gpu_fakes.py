@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from workers.devices import cuda_candidate
-from workers.devices.cuda import Mapped, NotMappableError
+from workers.devices.gpu import Mapped, NotMappableError
 
 
 class Clock:

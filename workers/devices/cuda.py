@@ -12,7 +12,6 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ import triton.language as tl
 from cuda.bindings import driver, runtime
 
 from grader import assignment
+from workers.devices.gpu import GpuError, GpuState, Mapped, NotMappableError
 from workers.sandbox import Limits, SandboxPool
 
 # CUDA keeps a thread or two of its own, pins host memory and writes compiled kernels to the scratch folder
@@ -33,35 +33,6 @@ GPU_OPEN_FILES = 1024
 CONTROL_BYTES = 64 << 20  # host memory shared with a candidate: its source, and kernels compiled ahead
 
 _BALLAST_BLOCK_BYTES = 4 << 30
-
-
-class GpuError(Exception):
-    """The driver refused something of ours. A fault of the host's, never of a student's."""
-
-
-class NotMappableError(Exception):
-    """A candidate's handle or address does not name memory of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuState:
-    """What NVML says at one moment."""
-
-    sm_clock_mhz: int
-    memory_clock_mhz: int
-    temperature_c: int
-    power_w: float
-    throttle_reasons: int  # NVML's bits; 1 is idle
-    processes: tuple[int, ...]  # host process numbers with a context on this GPU
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """Memory of a candidate's, readable here."""
-
-    start: int  # in the candidate's address space
-    size_bytes: int
-    here: int  # the same byte in ours
 
 
 class Gpu:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 import triton.language as tl
-from cuda.bindings import driver, runtime
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
@@ -50,6 +49,9 @@ class CudaHalf:
         self._held: Any = None
         self._found: list[list[Any]] = []
         self.tick = torch.zeros(1, device="cuda")
+        import cuda.bindings.driver
+        import cuda.bindings.runtime  # noqa: F401 (now, not when the first request needs them)
+
         # Triton builds a small C library per signature; what all share is built now
         _warm_kernel[(1,)](torch.zeros(16, device="cuda"), 16, BLOCK=16)
         torch.cuda.synchronize()
@@ -81,6 +83,8 @@ class CudaHalf:
         return _CudaWatch(poison=message.get("poison", False))
 
     def _open_arena(self, message: Message) -> Message:
+        from cuda.bindings import runtime
+
         handle = runtime.cudaIpcMemHandle_t()
         handle.reserved = bytes.fromhex(message["handle"])
         start = _checked(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess))
@@ -323,6 +327,8 @@ def _copies(half: CudaHalf, spec: Message) -> list[torch.Tensor]:
 
 def _segments(ptrs: Sequence[int]) -> list[list[Any]]:
     """[start, size, handle] of every allocation that one of the addresses lies in."""
+    from cuda.bindings import driver, runtime
+
     found: dict[int, list[Any]] = {}
     for ptr in ptrs:
         start, size = _checked(driver.cuMemGetAddressRange(ptr))

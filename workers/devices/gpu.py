@@ -1,0 +1,56 @@
+"""What the examiner asks of a GPU while it times, apart from how a driver is asked. Needs no driver to be imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+class GpuError(Exception):
+    """The driver refused something of ours. A fault of the host's, never of a student's."""
+
+
+class NotMappableError(Exception):
+    """A candidate's handle or address does not name memory of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Memory of a candidate's, readable here."""
+
+    start: int  # in the candidate's address space
+    size_bytes: int
+    here: int  # the same byte in ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """What NVML says at one moment."""
+
+    sm_clock_mhz: int
+    memory_clock_mhz: int
+    temperature_c: int
+    power_w: float
+    throttle_reasons: int  # NVML's bits; 1 is idle
+    processes: tuple[int, ...]  # host process numbers with a context on this GPU
+
+
+class TimedGpu(Protocol):
+    """What windows of calls need; a fake of it runs in the tests."""
+
+    arena: torch.Tensor  # bytes on the device, which every candidate maps
+    handle: str  # by which they do
+
+    def settle(self) -> None:
+        """Wait for everything this process asked of the GPU."""
+
+    def map(self, start: int, size_bytes: int, handle: str) -> Mapped:
+        """Map a candidate's allocation. Raises NotMappableError when the handle is no good or spans less than said."""
+
+    def unmap(self, mapped: Mapped) -> None:
+        """Give a mapping up, before its owner frees the memory."""
+
+    def gather(self, table: torch.Tensor, offsets: torch.Tensor, inner: int, out: torch.Tensor) -> None:
+        """Copy rows of many tensors to `out` [calls, rows, width]; see workers.devices.cuda.Gpu.gather."""
