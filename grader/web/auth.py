@@ -8,6 +8,7 @@ from werkzeug.wrappers import Response
 from grader import accounts
 from grader.web.house import house, utc_now
 from grader.web.security import local_path, open_session
+from grader.web.text import without_nul
 
 bp = Blueprint("auth", __name__)
 
@@ -21,7 +22,7 @@ def log_in() -> str | Response | tuple[str, int]:
     if request.method == "GET":
         return render_template("log_in.html", next=target)
 
-    name = request.form.get("name", "")
+    name = without_nul(request.form.get("name", ""))
     g.on_user_error = lambda message: (render_template("log_in.html", next=target, name=name, error=message), 429)
     with house().database.write() as db:
         user = accounts.log_in(

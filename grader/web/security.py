@@ -23,6 +23,7 @@ from grader.web.house import house
 OPEN_ENDPOINTS = frozenset({"static", "auth.log_in", "health"})
 # asked by the script, which must not take a log-in page for an answer
 SCRIPT_ENDPOINTS = frozenset({"submissions.status", "submissions.events", "submissions.report"})
+MAX_ROW_ID = 2**31 - 1
 IDLE_SHARE = 1 / 3  # of the session's whole life; without a request for so long it ends
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -52,6 +53,7 @@ class Viewer:
 
 def guard(app: Flask) -> None:
     """Ask every request but the open ones who it is, and give every answer its headers."""
+    app.before_request(_refuse_what_no_row_holds)
     app.before_request(_demand_log_in)
     app.after_request(_add_headers)
     app.context_processor(lambda: {"viewer": g.get("viewer")})
@@ -100,6 +102,13 @@ def local_path(target: str | None) -> str | None:
         return None
     parts = urlsplit(target)
     return None if parts.scheme or parts.netloc else target
+
+
+def _refuse_what_no_row_holds() -> None:
+    """A number beyond 32 bits, or a NUL, in an address: databases refuse them with an error that reads as ours."""
+    for value in (*(request.view_args or {}).values(), *request.args.values()):
+        if value > MAX_ROW_ID if isinstance(value, int) else "\0" in value:
+            abort(404)
 
 
 def _demand_log_in() -> AnyResponse | None:

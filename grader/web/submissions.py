@@ -29,7 +29,7 @@ from grader.web.assignments import assignment_page
 from grader.web.house import House, house, utc_now
 from grader.web.reports import report_of
 from grader.web.security import Viewer, assignment_or_404, viewer
-from grader.web.text import source_lines
+from grader.web.text import source_lines, without_nul
 
 bp = Blueprint("submissions", __name__)
 
@@ -185,6 +185,6 @@ def _handed_in(pasted: str) -> tuple[bytes, str | None]:
     """The bytes of the uploaded file, or of the pasted text, and the file's name."""
     upload = request.files.get("file")
     if upload is not None and upload.filename:
-        return upload.read(), upload.filename
+        return upload.read(), without_nul(upload.filename)
     # a form sends every line end as CRLF, whatever was pasted; a lone surrogate cannot come out of UTF-8
     return pasted.replace("\r\n", "\n").encode("utf-8", "replace"), None

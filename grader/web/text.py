@@ -34,6 +34,11 @@ def printed(value: str | Hostile) -> str:
     return value.plain if isinstance(value, Hostile) else value
 
 
+def without_nul(text: str) -> str:
+    """What PostgreSQL can store of a name that a browser sent."""
+    return text.replace("\0", "")
+
+
 def iso(moment: datetime) -> str:
     """For a `datetime` attribute."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

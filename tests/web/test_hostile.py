@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import html as html_module
+import io
 import re
 from html.parser import HTMLParser
 
 import pytest
-from web_campus import COURSE, SLUG, Campus, corpus, stored
+from web_campus import COURSE, SLUG, Campus, corpus, field_of, stored
 
 from grader.measurement import Evidence, Examination, Failure, FailureKind, Finding, ProbeFailed
 from grader.models import Role
@@ -92,6 +93,34 @@ def test_a_course_a_nickname_and_a_user_name_are_text_too(campus: Campus) -> Non
         assert evil not in page
         assert "<img" not in page
         assert "&lt;script&gt;alert" in page
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("/submissions/99999999999999999999", id="beyond-64-bits"),
+        pytest.param("/submissions/2147483648/status", id="beyond-32-bits"),
+        pytest.param("/c/%00/submissions", id="nul-in-a-course"),
+        pytest.param(f"/c/{COURSE}/x%00", id="nul-in-an-assignment"),
+        pytest.param(f"/c/{COURSE}/submissions?student=%00", id="nul-in-a-filter"),
+    ],
+)
+def test_an_address_that_no_row_can_have_is_not_there(campus: Campus, path: str) -> None:
+    assert campus.client("grace", Role.INSTRUCTOR).get(path).status_code == 404
+
+
+def test_a_name_with_a_nul_breaks_no_database(campus: Campus) -> None:
+    client = campus.client("ada")
+    page = f"/c/{COURSE}/{SLUG}"
+    form = {name: field_of(client.get(page).text, name) for name in ("csrf_token", "key")}
+    upload = form | {"file": (io.BytesIO(b"import torch\n"), "ker\0nel.py")}
+    answer = client.post(f"{page}/submissions", data=upload, content_type="multipart/form-data")
+    assert answer.status_code == 303
+    assert "kernel.py" in client.get(answer.headers["Location"]).text
+    stranger = campus.app.test_client()
+    token = field_of(stranger.get("/log-in").text, "csrf_token")
+    refused = stranger.post("/log-in", data={"csrf_token": token, "name": "no\0body", "password": "x" * 12})
+    assert refused.status_code == 401
 
 
 def test_a_flood_of_text_is_cut(campus: Campus) -> None:
