@@ -138,7 +138,7 @@ def references(_arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                             q[None], k[None], v[None], is_causal=causal
                         )
 
-                row = {"d": d, "t": t, "causal": causal, "heads": heads}
+                row: dict[str, Any] = {"d": d, "t": t, "causal": causal, "heads": heads}
                 for name, call in (
                     ("ours", ours),
                     ("torch-flash", lambda: theirs(SDPBackend.FLASH_ATTENTION)),
@@ -428,43 +428,20 @@ STARTED = time.monotonic()
 
 
 def sandboxes(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Whether a candidate with a CUDA context starts in the full sandbox; if not, without what it does."""
-    from workers import isolation
-    from workers.sandbox import SandboxUnavailable
-
-    found: dict[str, Any] = {}
-    full = isolation.candidate_filter
-    for level in ("full", "no filter", "none"):
-        if level == "no filter":
-
-            def refuse(*, gpu: bool) -> bytes:
-                raise isolation.SeccompError(f"left out to see what it does, gpu={gpu}")
-
-            isolation.candidate_filter = refuse  # type: ignore[assignment]
-        else:
-            isolation.candidate_filter = full
+    """How long a candidate with a CUDA context takes to get ready, and to be frozen and thawed."""
+    began = time.monotonic()
+    limits = _assignment("flash-attention-forward").limits
+    with cuda_pool(limits, size=1, refill=False, isolation=arguments.isolation) as pool:
+        sandbox = pool.take(90.0)
+        ready_s = time.monotonic() - began
         began = time.monotonic()
-        try:
-            kind = "none" if level == "none" else "auto"
-            with cuda_pool(_assignment("flash-attention-forward").limits, size=1, isolation=kind) as pool:  # type: ignore[arg-type]
-                first = pool.take(90.0)
-                found[level] = {"ready_s": round(time.monotonic() - began, 2), "isolation": pool.isolation.level}
-                began = time.monotonic()
-                for _ in range(20):
-                    first.freeze()
-                    first.thaw()
-                found[level]["freeze_thaw_ms"] = round((time.monotonic() - began) / 20 * 1e3, 3)
-                found[level]["can_freeze"] = first._cgroup.can_freeze
-                ending = first.kill()
-                found[level]["stderr"] = ending.stderr[-500:].decode(errors="replace")
-            isolation.candidate_filter = full
-            print(f"  {level}: {found[level]}", flush=True)
-            break
-        except SandboxUnavailable as exc:
-            found[level] = str(exc)[-3000:]
-        print(f"  {level}: {found[level]}", flush=True)
-    isolation.candidate_filter = full
-    arguments.isolation = "auto" if level == "full" else "none"
+        for _ in range(20):
+            sandbox.freeze()
+            sandbox.thaw()
+        frozen_ms = (time.monotonic() - began) / 20 * 1e3
+        sandbox.kill()
+    found = {"isolation": pool.isolation.level, "ready_s": round(ready_s, 2), "freeze_thaw_ms": round(frozen_ms, 3)}
+    print(f"  {found}")
     yield found
 
 
