@@ -21,7 +21,6 @@ from grader.models import Role, State, WorkerStatus
 from grader.web import submissions as submission_pages
 
 PAGE = f"/c/{COURSE}/{SLUG}"
-GOOD = b"import torch\n"
 
 
 def hand_in(client: FlaskClient, *, upload: bytes | None = None, name: str = "k.py", **fields: str) -> TestResponse:
@@ -167,9 +166,27 @@ def test_an_ended_session_does_not_cost_what_was_pasted(campus: Campus, ended: s
 def test_handing_in_too_fast_is_refused(sqlite_database: Database, tmp_path: Path) -> None:
     campus = make_campus(sqlite_database, tmp_path / "data", HAND_INS_PER_MINUTE="2")
     client = campus.client("ada")
-    statuses = [hand_in(client, source=f"x = {i}\n").status_code for i in range(3)]
-    assert statuses == [303, 303, 400]
+    answers = [hand_in(client, source=f"x = {i}\n") for i in range(3)]
+    assert [answer.status_code for answer in answers] == [303, 303, 400]
     assert len(campus.rung) == 2
+    assert "You have handed in 2 files within the last minute." in answers[2].text
+    assert "x = 2\n</textarea>" in answers[2].text
+
+
+def test_a_deadline_that_passes_over_an_open_form_is_said_and_keeps_what_was_pasted(campus: Campus) -> None:
+    client = campus.client("ada")
+    html = client.get(PAGE).text
+    fields = {name: field_of(html, name) for name in ("csrf_token", "key")} | {"source": "precious = 1\n"}
+    with campus.database.write() as db:
+        entry = course.assignment_in(db, course_slug=COURSE, slug=SLUG)
+        assert entry is not None
+        entry.deadline = campus.now - timedelta(hours=1)
+    answer = client.post(f"{PAGE}/submissions", data=fields)
+    assert answer.status_code == 400
+    assert '<div class="flash bad" role="alert"><p>The deadline was' in answer.text
+    assert "precious = 1\n</textarea>" in answer.text
+    assert 'type="file"' not in answer.text
+    assert campus.rung == []
 
 
 def test_the_page_follows_a_submission_to_its_report(campus: Campus) -> None:
