@@ -202,6 +202,11 @@ def window(session: Session, *, entry: CourseAssignment, assignment: Assignment,
     until = session.scalar(
         select(Extension.until).where(Extension.course_assignment_id == entry.id, Extension.user_id == user_id)
     )
+    return window_until(entry, assignment, until)
+
+
+def window_until(entry: CourseAssignment, assignment: Assignment, until: datetime | None) -> Window:
+    """The same of a student whose extension is known: `until`, or None without one."""
     deadline = entry.deadline or assignment.deadline
     # an extension granted before the deadline moved later must not shorten it
     extended = until is not None and deadline is not None and until > deadline

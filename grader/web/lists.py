@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
 
 from grader.assignment import Assignment
-from grader.course import Catalog, Window, courses_of
+from grader.course import Catalog, Window, courses_of, window_until
 from grader.errors import AssignmentError
 from grader.models import Course, CourseAssignment, Extension, Result, State, Submission, User
 from grader.web.security import Viewer
@@ -85,7 +85,7 @@ def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> lis
     def tile(entry: CourseAssignment, teaches: bool) -> AssignmentTile:
         own = [row for row in mine if row.course_assignment_id == entry.id]
         assignment, trouble = _loaded(catalog, entry.slug)
-        window = _window(entry, assignment, extensions.get(entry.id)) if assignment else None
+        window = window_until(entry, assignment, extensions.get(entry.id)) if assignment else None
         closed = "Closed at the moment." if trouble or entry.closed_reason else ""
         return AssignmentTile(
             entry=entry,
@@ -199,9 +199,3 @@ def _loaded(catalog: Catalog, slug: str) -> tuple[Assignment | None, str]:
         return catalog.load(slug), ""
     except AssignmentError as exc:
         return None, str(exc)
-
-
-def _window(entry: CourseAssignment, assignment: Assignment, until: datetime | None) -> Window:
-    deadline = entry.deadline or assignment.deadline
-    extended = until is not None and deadline is not None and until > deadline
-    return Window(opens_at=entry.opens_at, deadline=until if extended else deadline, extended=extended)
