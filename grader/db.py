@@ -28,12 +28,15 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.engine = create_database_engine(url)
+        # SQLite shows a transaction one state anyhow; PostgreSQL, unasked, shows each statement its own
+        isolation = {} if self.engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
+        self._reading = self.engine.execution_options(**isolation)
         self._writing = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session that sees one consistent state and changes nothing: it rolls back at the end."""
-        with Session(self.engine, expire_on_commit=False) as session:
+        with Session(self._reading, expire_on_commit=False) as session:
             yield session
 
     @contextmanager

@@ -424,16 +424,15 @@ def graded(session: Session, *, slug: str) -> list[int]:
 
 def place_in_queue(session: Session, submission_id: int, *, now: datetime) -> int | None:
     """1 for the next to be taken; None when it does not wait. An estimate: fairness moves with every new hand-in."""
-    device = session.scalar(
-        select(Submission.device).where(Submission.id == submission_id, Submission.state == State.QUEUED)
-    )
-    if device is None:
-        return None
+    device = select(Submission.device).where(Submission.id == submission_id).scalar_subquery()
     waiting_rows = session.execute(
         select(Submission.id, Submission.user_id)
         .where(Submission.state == State.QUEUED, Submission.device == device)
         .order_by(Submission.queued_at, Submission.id)
     ).all()
+    # asked of these rows, not before them: a worker may take it at any moment
+    if all(row.id != submission_id for row in waiting_rows):
+        return None
     loads: dict[int, int] = {}
     for user_id, count in session.execute(
         select(Submission.user_id, func.count(Submission.id))
@@ -501,7 +500,7 @@ def report_worker(
 
 
 def workers(session: Session) -> list[Worker]:
-    """Every worker that ever reported, the latest seen first."""
+    """Every worker that reported within the last day, the latest seen first."""
     return list(session.scalars(select(Worker).order_by(Worker.seen_at.desc(), Worker.name)))
 
 

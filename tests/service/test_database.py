@@ -115,3 +115,13 @@ def test_sqlite_reads_while_another_writes(sqlite_database):
         writing.flush()
         with sqlite_database.read() as reading:
             assert reading.scalars(sa.select(Course)).all() == []
+
+
+def test_a_reader_sees_one_state_whatever_others_commit(database):
+    with database.read() as reading:
+        assert reading.scalars(sa.select(Course)).all() == []
+        with database.write() as writing:
+            writing.add(Course(slug="a", title="A", created_at=NOW))
+        assert reading.scalars(sa.select(Course)).all() == []
+    with database.read() as reading:
+        assert len(reading.scalars(sa.select(Course)).all()) == 1
