@@ -1,0 +1,34 @@
+"""The import contracts name every module of the workers, so that a new one is not forgotten."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CONTRACTS = {
+    contract["name"]: contract
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+}
+
+
+def modules(folder: str) -> set[str]:
+    found = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / folder).glob("*.py"))
+    return {".".join(path.parts) for path in found if path.name != "__init__"}
+
+
+def test_all_of_the_workers_but_the_door_are_kept_from_the_service():
+    contract = CONTRACTS["only the Celery door of the workers knows the service"]
+    assert set(contract["source_modules"]) == (modules("workers") | {"workers.devices"}) - {"workers.tasks"}
+
+
+def test_every_module_of_the_workers_is_the_candidates_or_kept_from_it():
+    contract = CONTRACTS["the candidate holds nothing of the examiner's"]
+    own, kept = set(contract["source_modules"]), set(contract["forbidden_modules"])
+    assert own & kept == set()
+    assert own | kept == modules("workers") | modules("workers/devices") | {"grader", "reference"}
+
+
+def test_every_module_of_the_service_stands_on_a_floor():
+    floors = CONTRACTS["arrows of the service point down, floor by floor"]["layers"]
+    assert {name for floor in floors for name in floor.split(" : ")} == modules("grader") | {"grader.web"}
