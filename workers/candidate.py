@@ -4,7 +4,8 @@ It holds no secret: no expected output, no reference, no seed, no address. Whate
 believes only the bytes in the arena, the clock it reads itself and how this process ended. The student's code shares
 this process, so nothing here is a defence: the checks below make honest mistakes readable, no more.
 
-Messages in (`op`): load, call, again, forget. Messages out: ready, loaded, result, failed.
+Messages in (`op`): load, call, again, forget. Messages out: ready, loaded, result, failed. A message in has a number,
+`request`, and what answers it has the same.
 """
 
 from __future__ import annotations
@@ -324,4 +325,4 @@ def main(control_fd: int, arena_fd: int, arena_bytes: int) -> None:
             return
         with _own_streams_flushed():
             reply = candidate.answer(message)
-        channel.send(reply)
+        channel.send(reply | {"request": message["request"]})

@@ -7,7 +7,7 @@ What this process says is a claim, and it decides no grade.
 
 Messages in (`op`): load, compile, cache. Messages out: ready, loaded, then for each compile any number of `compiling`
 and `kernel`, and `compiled` at the end; failed instead of loaded or compiled; unknown where the file ended in an error
-that may well be ours; cached.
+that may well be ours; cached. A message in has a number, `request`, and what answers it has the same.
 """
 
 # What stands in for a GPU answers calls whose arguments make no difference here.
@@ -318,10 +318,21 @@ class _Candidate:
         self._submission = submission
         self._driver = _Driver()
         driver.set_active(self._driver)
-        self._compiler = _Compiler(channel.send, self._driver)
+        self._compiler = _Compiler(self._send, self._driver)
         self._entry: entry.Entry | None = None
+        self._request = 0
 
-    def answer(self, message: Message) -> Message:
+    def serve(self) -> None:
+        """Answer requests until the examiner goes away."""
+        while True:
+            message = self._channel.receive()
+            self._request = message["request"]
+            self._send(self._answer(message))
+
+    def _send(self, message: Message) -> None:
+        self._channel.send(message | {"request": self._request})
+
+    def _answer(self, message: Message) -> Message:
         """Do one request; errors of the student's become `failed` messages."""
         handlers: dict[str, Callable[[Message], Message]] = {
             "load": self._load,
@@ -516,5 +527,4 @@ def main(control_fd: int, arena_fd: int, arena_bytes: int) -> None:
     candidate = _Candidate(channel, arena, Path.cwd() / "submission.py")  # /w, or a folder of its own without isolation
     channel.send({"op": "ready"})
     with contextlib.suppress(protocol.PeerGoneError):
-        while True:
-            channel.send(candidate.answer(channel.receive()))
+        candidate.serve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -33,12 +34,18 @@ class Interview:
         self.evidence: list[Evidence] = []
         self._channel: Channel = sandbox.channel
         self._stage = "load"
+        self._request = 0
 
     def ask(self, message: dict[str, Any], *, stage: str) -> None:
-        """Send one request; `answer` waits for what comes back."""
+        """Send one request; `answer` waits for what comes back.
+
+        Answers carry its number. Nobody can guess that, so nothing sent before the request was read answers it, and a
+        candidate that stopped reading cannot make us fill the socket until we wait for it.
+        """
         self._stage = stage
+        self._request = secrets.randbits(62)
         try:
-            self._channel.send(message)
+            self._channel.send(message | {"request": self._request})
         except PeerGoneError:
             raise self._died() from None
 
@@ -63,12 +70,14 @@ class Interview:
             except PeerGoneError:
                 raise self._died() from None
             except ProtocolError as exc:
-                raise self._broke_protocol(str(exc)) from None
+                raise self.broke_protocol(str(exc)) from None
+        if message.get("request") != self._request:
+            raise self.broke_protocol("it answers another request")
         if message["op"] == "failed":
             try:
                 failure = claims.failure(message, self._stage)
             except claims.ClaimError as exc:
-                raise self._broke_protocol(str(exc)) from None
+                raise self.broke_protocol(str(exc)) from None
             raise CandidateFailedError(failure, dead=False)
         return message
 
@@ -80,6 +89,13 @@ class Interview:
                 raise GraderFault(f"{self.ending.processes_left} processes of a candidate outlived their kill")
         return self.ending
 
+    def broke_protocol(self, detail: str) -> CandidateFailedError:
+        """End a candidate whose answer cannot be read, and note it; the error is for the caller to raise."""
+        self.end()
+        self.evidence.append(Evidence(kind="broken-protocol", message=f"an answer was not one of ours: {detail}"))
+        message = "the process that ran the file sent an answer that the grader cannot read"
+        return CandidateFailedError(Failure(kind=FailureKind.NOT_OURS, message=message, stage=self._stage), dead=True)
+
     def _died(self) -> CandidateFailedError:
         ending = self.end()
         kind, message = _why(ending)
@@ -89,12 +105,6 @@ class Interview:
         self.end()
         message = f"still running after {timeout_s:.0f} s, the limit for one call"
         return CandidateFailedError(Failure(kind=FailureKind.TIME_LIMIT, message=message, stage=self._stage), dead=True)
-
-    def _broke_protocol(self, detail: str) -> CandidateFailedError:
-        self.end()
-        self.evidence.append(Evidence(kind="broken-protocol", message=f"an answer was not one of ours: {detail}"))
-        message = "the process that ran the file sent an answer that the grader cannot read"
-        return CandidateFailedError(Failure(kind=FailureKind.NOT_OURS, message=message, stage=self._stage), dead=True)
 
 
 def _why(ending: Ending) -> tuple[FailureKind, str]:

@@ -17,14 +17,15 @@ def main(control_fd: int, arena_fd: int, arena_bytes: int) -> None:
     channel = protocol.Channel(socket.socket(fileno=control_fd))
     arena = mmap.mmap(arena_fd, arena_bytes)
     channel.send({"op": "ready"})
-    script = json.loads(arena[: channel.receive()["length"]])
-    channel.send({"op": "loaded", "entry": "scripted"})
+    load = channel.receive()
+    script = json.loads(arena[: load["length"]])
+    channel.send({"op": "loaded", "entry": "scripted", "request": load["request"]})
     while True:
-        channel.receive()
+        request = channel.receive()["request"]
         print(script.get("stderr", ""), file=sys.stderr, flush=True)
         for _ in range(script.get("times", 1)):
             for message in script["say"]:
-                channel.send(message)
+                channel.send(message | {"request": request})
         match script["then"]:
             case "sleep":
                 time.sleep(600)
@@ -33,4 +34,4 @@ def main(control_fd: int, arena_fd: int, arena_bytes: int) -> None:
             case "print":
                 while True:
                     os.write(1, b"x" * 65536)
-        channel.send({"op": "compiled", "complete": True})
+        channel.send({"op": "compiled", "complete": True, "request": request})
