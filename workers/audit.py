@@ -16,7 +16,7 @@ import json
 import linecache
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from workers.storages import (
     Block,
     Ledger,
     Memory,
+    Operation,
     Poison,
     Saved,
     SavedTensors,
@@ -48,7 +49,7 @@ __all__ = ["Watch", "eager_costs", "explain_exception", "prepare_interpreter"]
 Array = np.ndarray[Any, Any]
 Level = Literal["bounds", "storages", "full"]
 
-MAX_FACTS_BYTES = 40 * 1024
+MAX_FACTS_BYTES = 28 * 1024  # of a forward, and as much of its backward: one frame holds both
 MAX_TEXT = 300
 MAX_FINDINGS_PER_LAUNCH = 16
 MAX_FINDINGS = 48
@@ -730,7 +731,7 @@ class Watch:
         self._stack.close()
 
     def facts(self, outputs: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
-        """What was seen, as plain values of at most 40 KiB of JSON. `outputs` names the tensors that the call returned.
+        """What was seen, as plain values of at most 28 KiB of JSON. `outputs` names the tensors that the call returned.
 
             `line` is None where no line of the student's file was under way. Besides the launches it holds:
             outputs: per name `written_by_kernel`, whether a kernel of the file stored to its memory, followed through
@@ -778,7 +779,7 @@ class Watch:
     def _operation_facts(self, facts: dict[str, Any]) -> dict[str, Any]:
         ledger = self._ledger
         assert ledger is not None
-        entries = sorted(ledger.operations.values(), key=lambda entry: -entry.size_bytes)
+        entries = _each_operation_first(ledger.operations.values())
         total = sum(entry.size_bytes for entry in entries)
         operations = []
         for entry in entries[:MAX_ROWS]:
@@ -869,6 +870,16 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     marks = torch.zeros((high - low) // unit, dtype=torch.uint8)
     marks.as_strided(a.size(), a.stride(), (a_low - low) // unit).fill_(1)
     return bool(marks.as_strided(b.size(), b.stride(), (b_low - low) // unit).any())
+
+
+def _each_operation_first(entries: Iterable[Operation]) -> list[Operation]:
+    """Largest first, but of every operation one before the second of any: what is cut is never all of one kind."""
+    times: Counter[str] = Counter()
+    ranked = []
+    for entry in sorted(entries, key=lambda entry: -entry.size_bytes):
+        ranked.append((times[entry.op], entry))
+        times[entry.op] += 1
+    return [entry for _, entry in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def _negative_size(row: dict[str, Any]) -> int:

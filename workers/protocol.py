@@ -35,8 +35,12 @@ class TimedOutError(Exception):
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Serialise one message to a frame. Raises ProtocolError when it is larger than a frame may be."""
-    body = json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
+    """Serialise one message to a frame. Raises ProtocolError when a frame cannot hold it."""
+    try:
+        # text as it is: escaped, a student's message in another script would take up to three times the room
+        body = json.dumps(message, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+    except ValueError as exc:
+        raise ProtocolError(f"cannot be sent: {exc}") from None
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"message of {len(body)} bytes; a frame holds {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body

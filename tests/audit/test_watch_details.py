@@ -351,6 +351,16 @@ def test_host_code_that_raises_is_told_with_its_line():
 # ---- size of what is told
 
 
+def test_no_operation_is_hidden_behind_many_rows_of_another():
+    with watch() as seen:
+        torch.ones(3).exp()
+        for size in range(4, 64):
+            torch.zeros(size)
+    facts = seen.facts()
+    assert facts["torch_ops_cut"] > 0
+    assert any("exp" in row["op"] for row in facts["torch_ops"])
+
+
 def test_facts_stay_small_and_say_what_was_cut():
     x = normal(16)
     with watch({"x": x}) as seen:

@@ -90,6 +90,18 @@ def test_what_is_not_a_frame_of_ours_is_refused(body):
         decode(body)
 
 
+def test_a_long_message_in_any_script_fits_a_frame():
+    # 4,000 characters of message and as many of traceback are the most that a candidate sends about an error
+    message = {"op": "failed", "message": "\U0001f40d" * 4000, "traceback": "\x1b" * 4000}
+    assert decode(encode(message)[4:]) == message
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\udfff"])
+def test_a_lone_surrogate_is_not_sent(text):
+    with pytest.raises(ProtocolError, match="cannot be sent"):
+        encode({"op": text})
+
+
 def test_a_message_larger_than_a_frame_is_not_sent():
     with pytest.raises(ProtocolError, match="a frame holds"):
         encode({"op": "x" * MAX_FRAME_BYTES})
