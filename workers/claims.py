@@ -53,9 +53,9 @@ def text(table: Mapping[str, Any], key: str, limit: int = MAX_TEXT) -> str:
 
 def count(table: Mapping[str, Any], key: str) -> int:
     value = table.get(key, 0)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
+    if not _is_count(value):
         raise ClaimError(f"{key} is not a count")
-    return value
+    return int(value)
 
 
 def line(table: Mapping[str, Any]) -> int | None:
@@ -71,7 +71,7 @@ def rows(table: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 def shape(table: Mapping[str, Any], key: str = "shape") -> tuple[int, ...]:
     found = table.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(size, int) and 0 <= size <= MAX_COUNT for size in found):
+    if not isinstance(found, list) or not all(_is_count(size) for size in found):
         raise ClaimError(f"{key} is not a shape")
     return tuple(found[:8])
 
@@ -128,8 +128,8 @@ def storages(facts: Mapping[str, Any], key: str) -> tuple[Storage, ...]:
 
 def outputs_written(facts: Mapping[str, Any]) -> tuple[OutputWritten, ...]:
     found = facts.get("outputs", {})
-    if not isinstance(found, dict):
-        raise ClaimError("outputs is not an object")
+    if not isinstance(found, dict) or not all(isinstance(row, dict) for row in found.values()):
+        raise ClaimError("outputs is not an object of objects")
     return tuple(
         OutputWritten(
             name=str(name)[:60],
@@ -140,8 +140,11 @@ def outputs_written(facts: Mapping[str, Any]) -> tuple[OutputWritten, ...]:
             else None,
         )
         for name, row in list(found.items())[:MAX_ITEMS]
-        if isinstance(row, dict)
     )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
 
 def _argument(row: Mapping[str, Any]) -> KernelArgument:

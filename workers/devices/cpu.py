@@ -8,6 +8,7 @@ own copy of all it placed: what the candidate does to the arena changes no expec
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import warnings
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,13 @@ ARENA_BYTES = 64 << 20
 GUARD_BYTES = 4096
 ALIGN = 256
 POISON = 0xFF  # every float format of ours reads a run of 0xFF as NaN
+# what an output is read as; a format that torch cannot convert, such as a quantised one, would end the examiner
+READABLE = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 
 
 @contextlib.contextmanager
@@ -152,14 +160,17 @@ class Arena:
 
     def read(self, slot: Slot, said: Mapping[str, Any]) -> torch.Tensor | None:
         """What the candidate wrote, as a private tensor; None when it said something that does not fit the slot."""
-        dtype = getattr(torch, str(said["dtype"]), None)
-        shape = torch.Size(said["shape"])
-        if not isinstance(dtype, torch.dtype) or not said["copied"] or min(shape, default=1) < 0:
+        dtype = READABLE.get(said["dtype"])
+        shape = tuple(said["shape"])
+        if dtype is None or not said["copied"] or min(shape, default=1) < 0:
             return None
-        if shape.numel() * dtype.itemsize > slot.capacity or not 0 <= said["alternative"] < self.ALTERNATIVES:
+        if not 0 <= said["alternative"] < self.ALTERNATIVES:
+            return None
+        # of no size counts as one here: strides are products of sizes, and a huge one beside a 0 overflows them
+        if math.prod(max(1, size) for size in shape) * dtype.itemsize > slot.capacity:
             return None
         start = slot.start + said["alternative"] * slot.capacity
-        return self._region(start, shape.numel(), dtype).to("cpu", copy=True).reshape(shape)
+        return self._region(start, math.prod(shape), dtype).to("cpu", copy=True).reshape(shape)
 
     def intact(self) -> tuple[bool, bool]:
         """Whether inputs still hold what was placed, and whether the guard bands do."""
