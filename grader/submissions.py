@@ -393,22 +393,6 @@ def find(session: Session, submission_id: int) -> Submission | None:
     ).one_or_none()
 
 
-def history(
-    session: Session, *, course_assignment_id: int, user_id: int | None = None, limit: int = 100
-) -> list[Submission]:
-    """Latest first, with student and result but without source and report; of everybody when `user_id` is None."""
-    query = (
-        select(Submission)
-        .where(Submission.course_assignment_id == course_assignment_id)
-        .options(joinedload(Submission.user), joinedload(Submission.result))
-        .order_by(Submission.submitted_at.desc(), Submission.id.desc())
-        .limit(limit)
-    )
-    if user_id is not None:
-        query = query.where(Submission.user_id == user_id)
-    return list(session.scalars(query))
-
-
 def graded(session: Session, *, slug: str) -> list[int]:
     """Ids of every submission with a result, for that assignment in any course, oldest first."""
     return list(

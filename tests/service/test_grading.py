@@ -351,18 +351,6 @@ def test_workers_of_yesterday_are_forgotten(database):
         assert [worker.name for worker in submissions.workers(session)] == ["new"]
 
 
-def test_history_is_latest_first_and_ones_own(school, facts):
-    first = school.graded("ada", facts())
-    second = school.hand_in("ada", now=NOW + timedelta(seconds=1)).submission_id
-    bobs = school.hand_in("bob", now=NOW + timedelta(seconds=2)).submission_id
-    with school.database.read() as session:
-        mine = submissions.history(session, course_assignment_id=school.entry.id, user_id=school.user("ada").id)
-        all_of_them = submissions.history(session, course_assignment_id=school.entry.id)
-        assert [row.id for row in mine] == [second, first]
-        assert [row.id for row in all_of_them] == [bobs, second, first]
-        assert mine[1].result.verdict != ""
-
-
 def test_no_measurement_is_kept_without_its_grade(school, facts):
     school.hand_in()
     job = school.claim()
