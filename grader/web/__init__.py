@@ -22,16 +22,16 @@ from grader.web import assignments, auth, boards, charts, errors, home, security
 from grader.web.house import EXTENSION, House, house
 from grader.wording import Hostile, bytes_text, count, one_line, plain
 
+# what a form may add to the largest file: field names, boundaries, and the pasted text's line ends
 FORM_OVERHEAD_BYTES = 144 * 1024
-"""What a form may add to the largest file: field names, boundaries, and the pasted text's line ends."""
+# live status streams at once in one process; each holds a thread, so the rest are asked to poll
 MAX_STREAMS = 8
-"""Live status streams at once in one process; each holds a thread, so the rest are asked to poll."""
+# for waitress
 SERVER_OPTIONS: dict[str, int] = {
     "threads": 16,  # twice the streams, so that pages never wait for one
     "channel_request_lookahead": 1,  # without it waitress does not see that a browser has left
     "max_request_body_size": 16 << 20,  # what is larger is cut off; what is smaller gets our own page
 }
-"""For waitress."""
 
 __all__ = ["SERVER_OPTIONS", "House", "create_app"]
 

@@ -17,10 +17,8 @@ log = logging.getLogger(__name__)
 _PAGES = {
     400: ("That request was not complete", "Go back, load the page again and try once more."),
     401: ("Please log in", "Your session has ended. Log in, then try again."),
-    403: ("This is not open to you", "Ask your instructor if you think it should be."),
     404: ("There is no such page", "It may have moved, or it is not yours to see. Start again from your assignments."),
     405: ("That cannot be done here", "Go back and use the buttons of the page."),
-    429: ("A little too fast", "Wait a moment and try again."),
     500: (
         "Something of ours broke",
         "It has been written down, and nothing you handed in is lost. Try again soon.",

@@ -121,6 +121,7 @@ def submissions(
     course_id: int | None = None,
     entry_id: int | None = None,
     user_id: int | None = None,
+    slug: str = "",
     student: str = "",
     what: str = "",
     per_page: int = PER_PAGE,
@@ -128,6 +129,7 @@ def submissions(
     """Submissions, the latest first, with student, assignment and result. Two statements.
 
     Args:
+        slug: of an assignment.
         student: part of a name.
         what: a state or a verdict; anything else finds nothing.
     """
@@ -138,6 +140,8 @@ def submissions(
         where.append(Submission.course_assignment_id == entry_id)
     if user_id is not None:
         where.append(Submission.user_id == user_id)
+    if slug:
+        where.append(CourseAssignment.slug == slug)
     if student:
         where.append(User.name.contains(student.strip().lower(), autoescape=True))
     if what in set(State) - {State.DONE}:

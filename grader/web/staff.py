@@ -26,12 +26,11 @@ def all_submissions(course_slug: str) -> str:
         instructor_or_404(found.id)
         entries = course.assignments_of(db, found.id)
         wanted = {name: request.args.get(name, "")[:64] for name in ("assignment", "student", "what")}
-        entry = next((entry for entry in entries if entry.slug == wanted["assignment"]), None)
         page = lists.submissions(
             db,
             page=request.args.get("page", 1, int),
             course_id=found.id,
-            entry_id=entry.id if entry else None,
+            slug=wanted["assignment"],
             student=wanted["student"],
             what=wanted["what"],
         )

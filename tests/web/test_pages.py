@@ -354,6 +354,14 @@ def test_the_leaderboard_shows_nicknames_and_to_staff_also_names(campus: Campus)
     assert ">ben<" in theirs
 
 
+def test_the_history_beside_a_handout_is_ones_own_and_the_latest_first(campus: Campus) -> None:
+    mine, theirs = campus.graded("ada", stored("ok-block-pointers")), campus.hand_in("ben")
+    latest = campus.hand_in("ada", "x = 2\n")
+    page = campus.client("ada").get(PAGE).text
+    assert page.index(f">#{latest}</a>") < page.index(f">#{mine}</a>")
+    assert f">#{theirs}</a>" not in page
+
+
 def test_the_staffs_list_is_paged_and_filtered(campus: Campus) -> None:
     for i in range(30):
         campus.hand_in("ada" if i % 3 else "ben", f"x = {i}\n")
@@ -368,6 +376,7 @@ def test_the_staffs_list_is_paged_and_filtered(campus: Campus) -> None:
     assert "0 submissions" in client.get(f"/c/{COURSE}/submissions?student=%25").text
     assert "30 submissions" in client.get(f"/c/{COURSE}/submissions?what=queued&assignment={SLUG}").text
     assert "0 submissions" in client.get(f"/c/{COURSE}/submissions?what=full").text
+    assert "0 submissions" in client.get(f"/c/{COURSE}/submissions?assignment=another").text
 
 
 def test_an_instructor_sees_of_other_courses_only_how_much_waits(campus: Campus) -> None:
