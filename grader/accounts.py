@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from datetime import datetime, timedelta
+from functools import cache
 
 import argon2
 from sqlalchemy import delete, func, select
@@ -21,7 +22,6 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._@+-]{0,63}")
 _HASHER = argon2.PasswordHasher(memory_cost=19456, time_cost=2, parallelism=1)
 # without 0/O, 1/l/I: people type these from a terminal
 _READABLE = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-_no_such_user_hash: list[str] = []
 
 
 def random_password() -> str:
@@ -132,8 +132,7 @@ def _verify(password_hash: str, password: str) -> bool:
         return False
 
 
+@cache
 def _decoy_hash() -> str:
     """A hash that nothing fits: an unknown name must take as long as a wrong password, or names can be guessed."""
-    if not _no_such_user_hash:
-        _no_such_user_hash.append(_HASHER.hash(secrets.token_hex(16)))
-    return _no_such_user_hash[0]
+    return _HASHER.hash(secrets.token_hex(16))

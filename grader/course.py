@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Set
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -115,9 +115,7 @@ def enrol(
     taken = set(session.scalars(select(Enrollment.nickname).where(Enrollment.course_id == course_id)))
     if nickname is not None and nickname in taken:
         raise UserError(f"{nickname!r} is taken in this course; choose another nickname.")
-    found = Enrollment(
-        course_id=course_id, user_id=user_id, role=role, nickname=nickname or _free_nickname(lambda n: n in taken)
-    )
+    found = Enrollment(course_id=course_id, user_id=user_id, role=role, nickname=nickname or _free_nickname(taken))
     session.add(found)
     session.flush()
     return found
@@ -274,9 +272,9 @@ def seed_demo(session: Session, catalog: Catalog, *, now: datetime) -> list[Demo
     return logins
 
 
-def _free_nickname(is_taken: Callable[[str], bool]) -> str:
+def _free_nickname(taken: Set[str]) -> str:
     """A friendly name that says nothing about who it is."""
     while True:
         name = f"{secrets.choice(_COLOURS)}-{secrets.choice(_BIRDS)}-{secrets.randbelow(90) + 10}"
-        if not is_taken(name):
+        if name not in taken:
             return name
