@@ -357,8 +357,8 @@ def _structure(
 ) -> StructureGrade:
     out_of = assignment.points["structure"]
     audit = examination.audit
-    if audit is None or examination.load_failure is not None:
-        return StructureGrade(verdict=AxisVerdict.NOT_RUN, points=0.0, out_of=out_of)
+    if audit is None or examination.load_failure is not None or examination.audit_failure is not None:
+        return StructureGrade(verdict=AxisVerdict.NOT_RUN, points=0.0, out_of=out_of, refusals=refusals)
     ratio = audit.unique_bytes / audit.least_bytes if audit.least_bytes else None
     checks = _structure_checks(assignment, audit, memory, ratio)
     passed = not refusals and all(check.ok for check in checks)

@@ -52,6 +52,7 @@ from workers.sandbox import Sandbox
 MAX_RESTARTS = 2  # of a candidate that died in a probe, so that the other probes still say something
 MAX_OUTPUT_TEXT = 16 * 1024
 COMPILE_BUDGET_S = 15.0
+MIN_CALL_S = 0.5  # of a call that begins just before the deadline
 MAX_MISTAKE_PROBES = 8  # failing probes that every mistake is held against
 MAX_MISTAKES_TRIED = 16  # of its forms, on all of those
 MAX_MISTAKES_KEPT = 6
@@ -230,7 +231,7 @@ class Examiner:
         found = Numerics()
         cases = list(self.assignment.cases_on(self.bench.kind))
         restarts = 0
-        while cases and restarts <= MAX_RESTARTS:
+        while cases and restarts <= MAX_RESTARTS and self._left_s() > 0:
             with self.stage("preflight"):
                 interview, arena = self.begin()
             try:
@@ -253,11 +254,10 @@ class Examiner:
             self.progress("numerics", 1 - (len(cases) - number) / total)
             started = time.monotonic()
             try:
+                self._check_time(case.name)
                 run, answer = self._probe(interview, arena, case)
             except claims.ClaimError as exc:
-                failure = Failure(
-                    kind=FailureKind.NOT_OURS, message=f"the answer cannot be read: {exc}", stage=case.name
-                )
+                failure = _unreadable(exc, case.name)
                 found.evidence.append(Evidence(kind="broken-protocol", message=failure.message))
                 found.probes.append(ProbeFailed(name=case.name, failure=failure))
                 continue
@@ -376,29 +376,29 @@ class Examiner:
         try:
             self.load(interview)
             with self.stage("audit"):
-                found.audit = self._audit_call(interview, arena)
+                self._audit_call(interview, arena, found)
             if self.assignment.memory is not None:
                 with self.stage("memory"):
                     self._sweep(interview, arena, found)
         except CandidateFailedError as exc:
             found.failure = exc.failure
         except claims.ClaimError as exc:
-            found.failure = Failure(kind=FailureKind.NOT_OURS, message=f"the audit's facts are not ours: {exc}")
+            found.failure = _unreadable(exc, "audit")
             found.evidence.append(Evidence(kind="broken-protocol", message=found.failure.message))
         finally:
             interview.end()
             found.evidence += interview.evidence
         return found
 
-    def _audit_call(self, interview: Interview, arena: Arena) -> Audit:
+    def _audit_call(self, interview: Interview, arena: Arena, found: Audited) -> None:
+        """Three calls. What the first one showed stands, also when the file fails in one of the others."""
         structure = self.assignment.structure
         case = Case(name="audit", axes=structure.axes, tries="", options=structure.options)
         facts, outputs = self._watched(interview, arena, case, "full")
         forward, backward = facts["forward"], facts.get("backward", {})
-        _, permuted = self._watched(interview, arena, case, "bounds", order="reverse")
         costs = self.operation.costs(structure.axes, torch.float32, structure.options)
         saved = claims.storages(forward, "saved")
-        return Audit(
+        found.audit = Audit(
             axes=dict(structure.axes),
             n_launches=claims.count(forward, "n_launches"),
             launches=claims.launches(forward) + claims.launches(backward),
@@ -414,10 +414,12 @@ class Examiner:
             eager_bytes=costs.eager_bytes,
             findings=claims.findings(forward, None) + claims.findings(backward, None),
             saved=saved,
-            order_dependent=not _same_bits(outputs, permuted),
-            quadratic_bytes=self._quadratic_bytes(interview, arena, case, claims.count(forward, "unique_bytes")),
             backward_launches=claims.count(backward, "n_launches"),
         )
+        _, permuted = self._watched(interview, arena, case, "bounds", order="reverse")
+        found.audit = dataclasses.replace(found.audit, order_dependent=not _same_bits(outputs, permuted))
+        quadratic_bytes = self._quadratic_bytes(interview, arena, case, found.audit.unique_bytes)
+        found.audit = dataclasses.replace(found.audit, quadratic_bytes=quadratic_bytes)
 
     def _quadratic_bytes(self, interview: Interview, arena: Arena, case: Case, at_one: int) -> float | None:
         """Coefficient of T² in unique bytes, solved from sizes T and 2T under bytes = a T² + b T."""
@@ -438,27 +440,34 @@ class Examiner:
             axes = dict(sweep.axes) | dict.fromkeys(sweep.along, size)
             case = Case(name=f"memory-{size}", axes=axes, tries="", options=self.assignment.structure.options)
             try:
-                facts, _ = self._watched(interview, arena, case, "full")
+                self._check_time(case.name)
+                found.memory.append(self._memory_point(interview, arena, case, size))
             except CandidateFailedError as exc:
                 if exc.failure.kind is FailureKind.TIME_LIMIT and len(found.memory) >= 2:
                     return  # the interpreter is slow, not the kernel: two sizes give an exponent
                 found.memory.append(MemoryPoint(size=size, peak_bytes=0, failure=exc.failure))
-                if exc.dead:
+                if exc.dead or self._left_s() <= 0:
                     return
-                continue
-            forward, backward = facts["forward"], facts.get("backward")
-            costs = self.operation.costs(axes, torch.float32, case.options or {})
-            found.memory.append(
-                MemoryPoint(
-                    size=size,
-                    peak_bytes=claims.count(forward, "peak_bytes"),
-                    backward_peak_bytes=claims.count(backward, "peak_bytes") if backward is not None else None,
-                    kept_bytes=claims.count(forward, "alive_after_bytes"),
-                    naive_bytes=costs.naive_peak_bytes,
-                    reference_bytes=costs.reference_peak_bytes,
-                    largest_tile_elements=claims.count(forward, "largest_tile_elements"),
-                )
-            )
+            except claims.ClaimError as exc:
+                # without this size the smaller ones would pass for the whole sweep
+                failure = _unreadable(exc, case.name)
+                found.evidence.append(Evidence(kind="broken-protocol", message=failure.message))
+                found.memory.append(MemoryPoint(size=size, peak_bytes=0, failure=failure))
+                return
+
+    def _memory_point(self, interview: Interview, arena: Arena, case: Case, size: int) -> MemoryPoint:
+        facts, _ = self._watched(interview, arena, case, "full")
+        forward, backward = facts["forward"], facts.get("backward")
+        costs = self.operation.costs(case.axes, torch.float32, case.options or {})
+        return MemoryPoint(
+            size=size,
+            peak_bytes=claims.count(forward, "peak_bytes"),
+            backward_peak_bytes=claims.count(backward, "peak_bytes") if backward is not None else None,
+            kept_bytes=claims.count(forward, "alive_after_bytes"),
+            naive_bytes=costs.naive_peak_bytes,
+            reference_bytes=costs.reference_peak_bytes,
+            largest_tile_elements=claims.count(forward, "largest_tile_elements"),
+        )
 
     def _watched(
         self, interview: Interview, arena: Arena, case: Case, level: str, order: str | None = None
@@ -538,7 +547,11 @@ class Examiner:
     def begin(self) -> tuple[Interview, Arena]:
         """A fresh candidate, and the memory it shares with us."""
         interview = Interview(self.sandboxes.take(timeout_s=60.0))
-        return interview, self.bench.arena(interview)
+        try:
+            return interview, self.bench.arena(interview)
+        except BaseException:
+            interview.end()
+            raise
 
     def load(self, interview: Interview) -> str:
         """Have the file imported; returns the name of the entry point. Raises CandidateFailedError."""
@@ -557,7 +570,11 @@ class Examiner:
             },
             stage="load",
         )
-        return claims.text(interview.answer(self.assignment.limits.load_s), "entry", 200)
+        answer = interview.answer(max(MIN_CALL_S, min(self.assignment.limits.load_s, self._left_s())))
+        try:
+            return claims.text(answer, "entry", 200)
+        except claims.ClaimError as exc:
+            raise interview.broke_protocol(str(exc)) from None
 
     def _close(self, interview: Interview, found: Numerics) -> None:
         ending = interview.end()
@@ -602,17 +619,24 @@ class Examiner:
         answer: Mapping[str, Any],
         want: Mapping[str, torch.Tensor],
     ) -> tuple[dict[str, torch.Tensor], dict[str, Mapping[str, Any]]]:
-        """Outputs by name, read while the candidate is frozen. Of alternatives, the one nearest to `want` counts."""
+        """Outputs by name, read while the candidate is frozen. Of alternatives, the one nearest to `want` counts.
+
+        Only what may stand among the saved tensors of an autograd.Function has alternatives, each read once.
+        """
         said_of: dict[str, Mapping[str, Any]] = {}
         best: dict[str, tuple[float, torch.Tensor | None]] = {}
         by_name = {slot.name: slot for slot in slots}
+        seen: set[tuple[str, int]] = set()
         interview.sandbox.freeze()
         try:
             for said in claims.rows(answer, "outputs"):
                 slot = by_name.get(claims.text(said, "name", 60))
-                if slot is None:
+                checked = _checked(said)
+                which = checked["alternative"]
+                if slot is None or (slot.name, which) in seen or (which and (slot is slots[0] or slot.gradient)):
                     continue
-                value = arena.read(slot, _checked(said))
+                seen.add((slot.name, which))
+                value = arena.read(slot, checked)
                 error = None if value is None else numerics.relative_error(value, want[slot.name])
                 rank = 1e30 if error is None else error
                 if slot.name not in best or rank < best[slot.name][0]:
@@ -621,9 +645,18 @@ class Examiner:
             interview.sandbox.thaw()
         return {name: value for name, (_, value) in best.items() if value is not None}, said_of
 
+    def _left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
     def _call_s(self) -> float:
         """Seconds the next call may take; the whole examination has a limit too."""
-        return max(0.5, min(self.assignment.limits.call_s, self.deadline - time.monotonic()))
+        return max(MIN_CALL_S, min(self.assignment.limits.call_s, self._left_s()))
+
+    def _check_time(self, stage: str) -> None:
+        """Raise CandidateFailedError when the examination has used up its time: quick calls end it too."""
+        if self._left_s() <= 0:
+            message = f"the examination took {self.assignment.limits.total_s:.0f} s, the limit for all calls together"
+            raise CandidateFailedError(Failure(kind=FailureKind.TIME_LIMIT, message=message, stage=stage), dead=False)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -648,6 +681,10 @@ def _size(answer: Answer) -> int:
     return sum(value.numel() for value in (*answer.inputs.values(), *answer.oracle.values()))
 
 
+def _unreadable(exc: claims.ClaimError, stage: str) -> Failure:
+    return Failure(kind=FailureKind.NOT_OURS, message=f"the answer cannot be read: {exc}", stage=stage)
+
+
 def _checked(said: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "shape": claims.shape(said),
@@ -669,9 +706,13 @@ def _same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> 
     return a.keys() == b.keys() and all(
         a[name].shape == b[name].shape
         and a[name].dtype == b[name].dtype
-        and torch.equal(a[name].contiguous().view(torch.uint8), b[name].contiguous().view(torch.uint8))
+        and torch.equal(_bytes(a[name]), _bytes(b[name]))
         for name in a
     )
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    return value.reshape(-1).view(torch.uint8)  # a single number has no axis whose bytes could be seen
 
 
 def installed_versions() -> dict[str, str]:
