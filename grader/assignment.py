@@ -442,13 +442,14 @@ def _speed(table: _Table) -> Speed:
             table.fail(key, "steps must grow in speedup and fraction and end at fraction 1")
         return tuple(found)
 
-    gpu = table.mapping("gpu_steps", {})
+    sizes = [_Table(table.file, "speed", {f"sizes[{i}]": row}) for i, row in enumerate(table.get("sizes", list))]
+    gpu = table.table("gpu_steps") if table.has("gpu_steps") else None
     found = Speed(
-        sizes=tuple(dict(row) for row in table.get("sizes", list)),
+        sizes=tuple(row.sizes(f"sizes[{i}]") for i, row in enumerate(sizes)),
         dtype=table.choice("dtype", DTYPES, "bfloat16"),
         options=table.mapping("options", {}),
         steps=steps("steps", table.get("steps", list)),
-        gpu_steps={model: steps(f"gpu_steps.{model}", rows) for model, rows in gpu.items()},
+        gpu_steps={model: steps(f"gpu_steps.{model}", gpu.get(model, list)) for model in gpu.names()} if gpu else {},
     )
     if not found.sizes:
         table.fail("sizes", "names no size; the first is the headline")

@@ -99,6 +99,24 @@ def test_a_bad_value_is_named_with_its_remedy(folder, old, new, complaint):
     assert str(path / "assignment.toml") in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("speed", "complaint"),
+    [
+        pytest.param("sizes = [5]", r"speed.sizes\[0\]: 5 is not dict", id="size-that-is-no-table"),
+        pytest.param("sizes = [{ rows = 0 }]", r"speed.sizes\[0\].rows: 0 must be a whole number", id="size-of-zero"),
+        pytest.param("sizes = []", r"speed.sizes: names no size", id="no-size"),
+        pytest.param("sizes = [{ rows = 8 }]\ngpu_steps.H200 = 5", r"speed.gpu_steps.H200: 5 is not list", id="gpu"),
+        pytest.param("sizes = [{ rows = 8 }]\ngpu_steps = 5", r"speed.gpu_steps: 5 is not dict", id="gpus"),
+        pytest.param("sizes = [{ rows = 8 }]\ngpu_steps.H200 = [5]", r"steps.H200\[0\] must be a table", id="step"),
+    ],
+)
+def test_a_bad_speed_table_is_named_with_its_remedy(folder, speed, complaint):
+    points = TOML.replace("structure = 30", "structure = 20\nspeed = 10")
+    toml = f"{points}\n[speed]\nsteps = [{{ speedup = 2.0, fraction = 1.0 }}]\n{speed}\n"
+    with pytest.raises(AssignmentError, match=complaint):
+        load_assignment(folder(toml))
+
+
 def test_a_missing_file_is_named(folder):
     path = folder()
     (path / "starter.py").unlink()
