@@ -103,13 +103,14 @@ def _print_lines(lines: Sequence[str], console: Console) -> None:
 
 def line_plot(chart: LineChart) -> list[str]:
     """A log-log plot in characters. Where two curves meet, the one named first is shown."""
-    points = [point for series in chart.series for point in series.points]
+    curves = [(series.name, [(x, y) for x, y in series.points if x > 0 and y > 0]) for series in chart.series]
+    points = [point for _, curve in curves for point in curve]
     if not points:
         return ["nothing was measured"]
     xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
     grid = [[" "] * PLOT_COLUMNS for _ in range(PLOT_ROWS)]
-    for mark, series in reversed(list(zip(_MARKS, chart.series, strict=False))):
-        for x, y in series.points:
+    for mark, (_, curve) in reversed(list(zip(_MARKS, curves, strict=False))):
+        for x, y in curve:
             column = _place(math.log(x), min(xs), max(xs), PLOT_COLUMNS)
             row = PLOT_ROWS - 1 - _place(math.log(y), min(ys), max(ys), PLOT_ROWS)
             grid[row][column] = mark
@@ -121,7 +122,7 @@ def line_plot(chart: LineChart) -> list[str]:
     least, most = f"{math.exp(min(xs)):,.0f}", f"{math.exp(max(xs)):,.0f}"
     lines.append(f"{'':>{width}} └{'─' * PLOT_COLUMNS}")
     lines.append(f"{'':>{width}}  {least}{chart.x_label:^{PLOT_COLUMNS - len(least) - len(most)}}{most}")
-    named = "  ".join(f"{mark} {series.name}" for mark, series in zip(_MARKS, chart.series, strict=False))
+    named = "  ".join(f"{mark} {name}" for mark, (name, _) in zip(_MARKS, curves, strict=False))
     return [*lines, f"{'':>{width}}  {named}"]
 
 
