@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from grader.assignment import Assignment, Case
 from grader.measurement import (
@@ -671,8 +672,7 @@ def _speed(examination: Examination, axis: SpeedGrade) -> Section:
 
 
 def _ms(times_ms: Sequence[float]) -> str:
-    ordered = sorted(times_ms)
-    return f"{ordered[len(ordered) // 2]:.3f} ms" if ordered else ""
+    return f"{median(times_ms):.3f} ms" if times_ms else ""
 
 
 def _compiled(examination: Examination) -> Section | None:

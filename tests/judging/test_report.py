@@ -144,6 +144,12 @@ def test_speed_is_told_with_its_interval():
     assert not found.provisional
 
 
+def test_times_are_medians():
+    measured = timing(2.0, student_times_ms=(3.0, 1.0, 2.0, 10.0))
+    found = report_of(device=Device(kind="cuda", name="NVIDIA H200", arch="sm_90"), timings=(measured,))
+    assert block_of(found, "speed", Table, "Times").rows[0][1] == "2.500 ms"
+
+
 def test_a_held_grade_is_told_in_neutral_words():
     found = report_of(evidence=(Evidence(kind="clock", message="time.perf_counter was replaced"),))
     assert found.headline.startswith("A person looks at this grade before it counts.")
@@ -328,8 +334,10 @@ def test_a_power_law_is_a_straight_line():
     assert "● yours  ○ naive" in lines[-1]
 
 
-def test_an_empty_chart_says_so():
-    assert line_plot(LineChart(title="", x_label="", y_label="", y_unit="ms", series=())) == ["nothing was measured"]
+@pytest.mark.parametrize("series", [(), (Series(name="yours", points=((64, 0),)),)], ids=["none", "zero"])
+def test_an_empty_chart_says_so(series):
+    chart = LineChart(title="", x_label="", y_label="", y_unit="ms", series=series)
+    assert line_plot(chart) == ["nothing was measured"]
 
 
 def test_bars_are_as_long_as_their_numbers():
