@@ -30,6 +30,7 @@ from grader.queue import Doorbell, log_to_stderr, make_celery
 from grader.settings import DEVICES, Settings, known_variables
 from grader.terminal import print_report
 from grader.verdicts import Grade
+from grader.wording import plain
 
 FAILED = 2  # exit status where nothing was graded
 
@@ -44,7 +45,8 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except (UserError, AssignmentError, GraderFault) as exc:
-        print(f"tilegrade: {exc}", file=sys.stderr)
+        # it may quote a student's file or what the examiner said of it
+        print(f"tilegrade: {plain(str(exc), 8000)}", file=sys.stderr)
         sys.exit(FAILED)
 
 

@@ -181,6 +181,11 @@ def test_errors_end_with_one_sentence_and_status_2(environ):
     assert done.stderr == "tilegrade: Cannot read gone.py: No such file or directory.\n"
 
 
+def test_what_an_error_quotes_cannot_drive_the_terminal(environ):
+    done = in_process_of_its_own("grade", "\x1b[2Jgone.py", "--assignment", "doubling", environ=environ)
+    assert done.stderr == "tilegrade: Cannot read \\x1b[2Jgone.py: No such file or directory.\n"
+
+
 def test_errors_are_json_where_json_was_asked_for(environ):
     done = in_process_of_its_own("grade", "gone.py", "--assignment", "doubling", "--json", environ=environ)
     assert done.returncode == 2
