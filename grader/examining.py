@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def ask_workers(*arguments: str, on_progress: Progress = lambda _stage, _fractio
     """Run one command of `python -m workers` and return the JSON object that it prints."""
     said: list[str] = []
 
-    def listen(lines: Any) -> None:
+    def listen(lines: Iterable[str]) -> None:
         for line in lines:
             try:
                 found = json.loads(line)
