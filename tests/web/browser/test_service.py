@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import Chrome
 from web_campus import ROOT
 from web_pages import Pages
@@ -95,7 +96,7 @@ def test_a_student_hands_in_watches_and_reads_a_full_report(pages: Pages, servic
     deadline = time.monotonic() + 180
     while not pages.driver.find_elements("css selector", "#report .verdict"):
         assert time.monotonic() < deadline, pages.text()
-        with contextlib.suppress(Exception):  # the page changes itself meanwhile
+        with contextlib.suppress(WebDriverException):  # the page changes itself meanwhile
             seen.add(pages.find("[data-live-line]").text)
         time.sleep(0.05)
     assert len(seen) >= 2, "the status never changed in the open page"
@@ -141,8 +142,8 @@ def test_the_leaderboard_has_the_full_file_first_and_staff_see_everything(pages:
     pages.log_out()
     pages.log_in("instructor", service.passwords["instructor"])
     pages.open("/c/demo/submissions")
-    assert len(pages.driver.find_elements("css selector", "table tbody tr")) >= 3
+    assert len(pages.driver.find_elements("css selector", "table tbody tr")) == 3
     for path, name in (("/queue", "queue"), ("/workers", "workers")):
         pages.open(path)
         pages.shot(f"service-{name}")
-    assert "interpreter" in pages.text().lower() or "cpu" in pages.text().lower()
+    assert pages.find("td[data-label='Device']").text == "cpu"
