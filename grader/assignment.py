@@ -27,7 +27,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 ENTRY_KINDS = ("function", "autograd")
 DEVICES = ("interpreter", "cuda")
 _FILES = ("assignment.toml", "handout.md", "starter.py")
-_SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class Assignment:
 
 def load_assignment(folder: Path) -> Assignment:
     """Read and validate `folder`. Raises AssignmentError naming file, key, value and remedy."""
-    if not _SLUG.fullmatch(folder.name):
+    if not SLUG.fullmatch(folder.name):
         raise AssignmentError(f"{folder}: the folder's name is the slug; use lower-case words joined by hyphens")
     texts = {name: _read(folder / name) for name in _FILES}
     file = folder / "assignment.toml"

@@ -491,8 +491,8 @@ def _database(settings: Settings, *, current: bool = True) -> Iterator[Database]
     settings.make_data_dir()
     database = Database(settings.database_url)
     try:
-        if current and not db.is_current(database):
-            raise UserError("The database is not up to date. Run `tilegrade db upgrade` first.")
+        if current:
+            db.demand_current(database)
         yield database
     finally:
         database.close()

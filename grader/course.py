@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Set
 from dataclasses import dataclass
@@ -13,11 +12,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
 
 from grader import accounts
-from grader.assignment import Assignment, load_assignment
+from grader.assignment import SLUG, Assignment, load_assignment
 from grader.errors import AssignmentError, UserError
 from grader.models import Course, CourseAssignment, Enrollment, Extension, Role, User
 
-_SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+# what students read of an assignment that staff or a worker closed
+CLOSED = "This assignment is closed at the moment. Your instructor has been told why."
 _COLOURS = ("amber", "azure", "coral", "cyan", "green", "indigo", "ivory", "lilac", "olive", "ruby", "teal", "violet")
 _BIRDS = ("auk", "crane", "egret", "finch", "heron", "ibis", "kite", "lark", "owl", "plover", "raven", "stork", "wren")
 
@@ -31,7 +31,7 @@ class Catalog:
 
     def load(self, slug: str) -> Assignment:
         """The assignment of that slug. Raises AssignmentError when its folder is wrong or not there."""
-        if not _SLUG.fullmatch(slug):  # it may come from a URL: never a way out of the folder
+        if not SLUG.fullmatch(slug):  # it may come from a URL: never a way out of the folder
             raise AssignmentError(f"{slug!r} is not a slug; use lower-case words joined by hyphens")
         folder = self.folder / slug
         stamp = tuple(path.stat().st_mtime_ns for path in sorted(folder.glob("*")) if path.is_file())
@@ -71,7 +71,7 @@ class Window:
 
 def create_course(session: Session, *, slug: str, title: str, now: datetime) -> Course:
     """Add a course. Raises UserError when the slug is taken or not a slug."""
-    if not _SLUG.fullmatch(slug) or len(slug) > 64:
+    if not SLUG.fullmatch(slug) or len(slug) > 64:
         raise UserError(f"{slug!r} cannot name a course; use lower-case words joined by hyphens, e.g. cs336-spring.")
     if find_course(session, slug) is not None:
         raise UserError(f"There is a course {slug!r} already.")

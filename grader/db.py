@@ -18,6 +18,8 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from grader.errors import UserError
+
 SQLITE_BUSY_TIMEOUT_MS = 10_000
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _BEGIN = "tilegrade_begin"
@@ -94,6 +96,12 @@ def is_current(database: Database) -> bool:
     newest = ScriptDirectory(str(MIGRATIONS)).get_current_head()
     with database.engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision() == newest
+
+
+def demand_current(database: Database) -> None:
+    """Raises UserError while a migration is due."""
+    if not is_current(database):
+        raise UserError("The database is not up to date. Run `tilegrade db upgrade` first.")
 
 
 @contextmanager

@@ -43,8 +43,6 @@ FAIRNESS_WINDOW = timedelta(minutes=10)
 # a worker that has not been seen for this long is gone
 WORKER_GONE_AFTER = timedelta(seconds=60)
 FORGET_WORKER_AFTER = timedelta(days=1)
-# verdicts of a student's own making; provisional ones do not count
-COUNTING_VERDICTS = ("full", "partial", "wrong", "error", "limit", "refused", "held")
 
 _MAGIC = (
     (b"\x89PNG", "a PNG image"),
@@ -162,14 +160,10 @@ def hand_in(
 
 
 def attempts_used(session: Session, *, user_id: int, course_assignment_id: int) -> int:
-    """Hand-ins that count against the assignment's limit: verdicts that are not provisional, and those on their way."""
+    """Hand-ins that count against the assignment's limit: grades that are not provisional, and those on their way."""
     counts = or_(
         Submission.state.in_((State.QUEUED, State.RUNNING)),
-        and_(
-            Submission.state == State.DONE,
-            Result.verdict.in_(COUNTING_VERDICTS),
-            Result.provisional.is_(False),
-        ),
+        and_(Submission.state == State.DONE, Result.provisional.is_(False)),
     )
     return (
         session.scalar(
@@ -500,7 +494,7 @@ def _refuse_when_closed(
     if role is None:
         raise UserError("You are not enrolled in this course. Ask its instructor to add you.")
     if entry.closed_reason is not None:
-        raise UserError("This assignment is closed at the moment. Your instructor has been told why.")
+        raise UserError(course.CLOSED)
     if role is Role.INSTRUCTOR:
         return  # they try their own assignments before they open and after they close
     reason = course.window(session, entry=entry, assignment=assignment, user_id=user.id).why_closed(now)

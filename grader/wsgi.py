@@ -8,7 +8,6 @@ from flask import Flask
 
 from grader import db
 from grader.db import Database
-from grader.errors import UserError
 from grader.queue import Doorbell, make_celery
 from grader.settings import Settings
 from grader.web import create_app
@@ -18,6 +17,5 @@ def make_app(settings: Settings | None = None) -> Flask:
     """The application with everything that it needs. Raises UserError while a migration is due."""
     settings = settings or Settings.from_env(os.environ)
     database = Database(settings.database_url)
-    if not db.is_current(database):
-        raise UserError("The database is not up to date. Run `tilegrade db upgrade` first.")
+    db.demand_current(database)
     return create_app(settings, ring=Doorbell(make_celery(settings)).ring, database=database)

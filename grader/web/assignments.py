@@ -40,7 +40,7 @@ def assignment_page(course_slug: str, slug: str, *, error: str = "", pasted: str
         window = course.window(db, entry=entry, assignment=assignment, user_id=person.id)
         closed = window.why_closed(now)
         if entry.closed_reason is not None:
-            closed = "This assignment is closed at the moment. Your instructor has been told why."
+            closed = course.CLOSED
         history = lists.submissions(
             db, page=request.args.get("page", 1, int), entry_id=entry.id, user_id=person.id, per_page=8
         )
