@@ -111,3 +111,8 @@ def test_a_failed_pass_is_explained_by_what_it_printed(hear: Hear) -> None:
     printed = "noise\n/w/submission.py:31:9: error: operand types must match\nmodule { pages }"
     (failure,) = hear(COMPILING, failed, stderr=printed).failures
     assert (failure.message, failure.line) == ("k: operand types must match", 31)
+
+
+def test_a_file_larger_than_the_shared_memory_is_not_compiled(hear: Hear) -> None:
+    report = hear(KERNEL, padding="x" * (1 << 20))
+    assert (report.finished, report.kernels, report.failures) == (False, (), ())
