@@ -115,7 +115,7 @@ class ProbeMeasured:
     largest_score: float  # largest |score| of the inputs; tolerances grow with it
     repeat_equal: bool | None = None  # two equal calls gave equal bits; None where not tried
     inputs_unchanged: bool = True
-    guards_intact: bool = True  # the NaN bands around inputs and results
+    guards_intact: bool = True  # the NaN bands around inputs
     first_result_kept: bool | None = None  # the first result after a second call on the same buffers
     findings: tuple[Finding, ...] = ()
     seconds: float = 0.0
