@@ -842,8 +842,8 @@ def _notes(examination: Examination, structure: StructureGrade, verdict: Verdict
         found += [_stop(_compile_note(report.target, failure)) for failure in report.failures[:3]]
         found += [
             f"{one_line(kernel.kernel, 80)} needs {kernel.shared_bytes:,} B of shared memory at "
-            f"{one_line(kernel.shapes)}; {report.target} has {report.shared_limit_bytes:,} B a block, so the launch would "
-            f"fail there. Ask for fewer stages or smaller tiles."
+            f"{one_line(kernel.shapes)}; {report.target} has {report.shared_limit_bytes:,} B a block, so the launch "
+            f"would fail there. Ask for fewer stages or smaller tiles."
             for kernel in report.kernels
             if kernel.shared_bytes > report.shared_limit_bytes
         ][:3]

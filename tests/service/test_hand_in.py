@@ -141,7 +141,7 @@ def test_an_extension_never_shortens(school):
     ada = school.user("ada")
     with school.database.write() as session:
         session.add(Extension(course_assignment_id=school.entry.id, user_id=ada.id, until=NOW))
-    school.hand_in("ada", now=NOW + timedelta(days=1))
+    assert school.hand_in("ada", now=NOW + timedelta(days=1)).new
 
 
 def test_the_courses_deadline_stands_over_the_folders(school):
@@ -201,7 +201,7 @@ def test_hand_ins_are_rationed(school, limit, message):
 def test_a_ration_comes_back_with_time(school):
     school.settings = replace(school.settings, hand_ins_per_minute=1)
     school.hand_in()
-    school.hand_in(now=NOW + timedelta(seconds=61))
+    assert school.hand_in(now=NOW + timedelta(seconds=61)).new
 
 
 def test_only_verdicts_of_the_students_making_use_up_attempts(school, facts):
