@@ -37,6 +37,7 @@ from grader.errors import UserError
 from grader.measurement import Examination
 from grader.models import CourseAssignment, Result, Role, State, Submission, User, Worker, WorkerStatus
 from grader.settings import Settings
+from grader.wording import plain
 
 # a student who had many gradings within this window waits behind one who had few
 FAIRNESS_WINDOW = timedelta(minutes=10)
@@ -556,7 +557,7 @@ def _lost_values(note: str, state: State, now: datetime) -> dict[str, Any]:
         "finished_at": now if state is State.FAULTED else None,
         "stage": None,
         "fraction": None,
-        "fault_note": note[:2000],
+        "fault_note": plain(note, 2000),  # it may quote what a sandbox said, and no database takes a NUL or a surrogate
     }
 
 

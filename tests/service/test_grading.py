@@ -143,6 +143,14 @@ def test_hostile_text_in_a_measurement_is_stored_on_both_databases(school, broke
     assert measurement.loads(row.result.examination) == broken_file
 
 
+def test_a_note_that_quotes_hostile_text_is_stored_on_both_databases(school):
+    school.hand_in()
+    job = school.claim()
+    with school.database.write() as session:
+        assert submissions.give_up(session, job, note="it said \0\x1b[31m\ud800", now=NOW) is State.QUEUED
+    assert find(school, job.submission_id).fault_note == "it said \\0\\x1b[31m\\ud800"
+
+
 def test_a_lease_that_is_renewed_does_not_lapse(school):
     school.hand_in()
     job = school.claim()
