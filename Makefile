@@ -7,6 +7,9 @@ BIN    := $(VENV)/bin
 # a machine with an NVIDIA driver grades on it; every other one grades in Triton's interpreter
 DEVICE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 
+# folders whose tests start no sandbox and run no kernel
+QUICK := tests/judging tests/examiner tests/service tests/web
+
 .PHONY: run test check setup system format clean
 
 run: setup
@@ -20,7 +23,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -n 2 -m "not slow and not browser and not postgres and not gpu" tests
+	$(BIN)/pytest -q -n 2 -m "not slow and not browser and not postgres and not gpu" $(QUICK)
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -138,7 +138,7 @@ def test_runtime_and_checkout_may_lie_where_no_other_user_can_look():
     assert seen["jobs"][0]["text"].endswith("['venv']\nFalse\n")
 
 
-JOBS_WITHOUT_PYTEST = '''
+JOBS_WITHOUT_PYTEST = """
 from pathlib import Path
 from types import SimpleNamespace
 from workers.sandbox import Limits
@@ -151,7 +151,7 @@ def watch(sandbox, seconds):
     time.sleep(seconds)
     ending = sandbox.kill()
     return SimpleNamespace(ending=ending, text=(ending.stdout + ending.stderr).decode())
-'''
+"""
 
 
 @pytest.mark.parametrize("state", ["running", "frozen"])

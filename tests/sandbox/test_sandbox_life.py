@@ -371,5 +371,3 @@ def test_pool_needs_no_other_interpreter_than_its_own(make_pool):
     start(sandbox, "import sys\nchannel.send({'op': 'python', 'executable': sys.executable, 'prefix': sys.prefix})")
     assert sandbox.channel.receive(5) == {"op": "python", "executable": sys.executable, "prefix": sys.prefix}
     sandbox.kill()
-
-
