@@ -420,7 +420,7 @@ class SandboxPool:
             started: Sandbox | Exception
             try:
                 started = self._start(slot)
-            except OSError as exc:
+            except (OSError, RuntimeError) as exc:  # RuntimeError: no more threads on a host that is full
                 self._release_slot(slot)
                 started = exc
             with self._changed:
@@ -476,17 +476,19 @@ class SandboxPool:
                 arguments=(theirs.fileno(), arena_fd, self._arena_bytes),
             )
             process = launch(plan, stdout=pipes[0][1], stderr=pipes[1][1], pass_fds=(theirs.fileno(), arena_fd))
+            on_failure.callback(_stop, process)
+            sandbox = Sandbox(
+                process=process,
+                sock=ours,
+                outputs=(pipes[0][0], pipes[1][0]),
+                arena=arena,
+                cgroup=cgroup,
+                limits=limits,
+                on_end=self._ended,
+            )
             on_failure.pop_all()
         self._live[process.pid] = (slot, folder)
-        return Sandbox(
-            process=process,
-            sock=ours,
-            outputs=(pipes[0][0], pipes[1][0]),
-            arena=arena,
-            cgroup=cgroup,
-            limits=limits,
-            on_end=self._ended,
-        )
+        return sandbox
 
     def _ended(self, sandbox: Sandbox) -> None:
         slot, folder = self._live.pop(sandbox.pid)
@@ -550,6 +552,11 @@ def _make_arena(size_bytes: int) -> tuple[int, mmap.mmap]:
     except BaseException:
         os.close(fd)
         raise
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 def _read_status(returncode: int) -> tuple[int | None, int | None]:

@@ -111,7 +111,7 @@ def test_a_long_examination_keeps_its_lease(school, make_grader, facts):
     stolen = []
 
     def examine(*_):
-        time.sleep(1.5)  # three leases long
+        time.sleep(4.5)  # three leases long
         with school.database.write() as session:
             stolen.append(
                 submissions.claim_next(
@@ -121,7 +121,7 @@ def test_a_long_examination_keeps_its_lease(school, make_grader, facts):
         return facts()
 
     accepted = school.hand_in()
-    make_grader(examine).grade_waiting()
+    make_grader(examine, lease_s=1.5).grade_waiting()
     assert stolen == [None]
     assert state_of(school, accepted.submission_id).attempt == 1
 
