@@ -143,15 +143,15 @@ _SAYINGS: dict[FailureKind, tuple[str, str]] = {
     ),
     FailureKind.ENTRY_MISSING: (
         "The entry point is missing",
-        "Names are part of the contract: the sheet gives the name and the arguments.",
+        "Names are part of the contract: the handout gives the name and the arguments.",
     ),
     FailureKind.ENTRY_AMBIGUOUS: (
         "There is more than one possible entry point",
         "Say which one counts with a line such as ENTRY = MyFlashAttention at the bottom of the file.",
     ),
     FailureKind.WRONG_SIGNATURE: (
-        "The entry point does not take the arguments of the sheet",
-        "It is called with positional arguments, in the order of the sheet.",
+        "The entry point does not take the arguments of the handout",
+        "It is called with positional arguments, in the order of the handout.",
     ),
     FailureKind.RAISES: ("The call raised an exception", "The probes that gave no result are marked below."),
     FailureKind.COMPILE_ERROR: (
@@ -159,8 +159,8 @@ _SAYINGS: dict[FailureKind, tuple[str, str]] = {
         "Triton's own message and line are below; look at the types and shapes of the operands there.",
     ),
     FailureKind.WRONG_RESULT_TYPE: (
-        "The call did not return what the sheet asks for",
-        "Return plain torch tensors, in the order of the sheet.",
+        "The call did not return what the handout asks for",
+        "Return plain torch tensors, in the order of the handout.",
     ),
     FailureKind.PYTHON_EXIT: (
         "The process left by itself before it gave a result",
@@ -245,7 +245,7 @@ def _refused(facts: _Facts) -> Diagnosis:
     return Diagnosis(
         label="no-triton-kernel",
         sentence=sentence,
-        hint="Every output that the sheet names has to be stored by a kernel of your own.",
+        hint="Every output that the handout names has to be stored by a kernel of your own.",
         evidence=tuple(f"{check.found}; {check.allowed} asked." for check in facts.structure.refusals),
     )
 
@@ -303,7 +303,7 @@ def _structure_only(facts: _Facts, audit: Audit | None, memory: MemoryGrade | No
         return Diagnosis(
             label="torch-compute",
             sentence=f"Numbers are right, but part of the work is done by torch ({found['torch-ops'].found}).",
-            hint="Beside the kernel only copies, fills and views are allowed, and what the sheet lists.",
+            hint="Beside the kernel only copies, fills and views are allowed, and what the handout lists.",
         )
     if "bytes" in found:
         return Diagnosis(
@@ -400,18 +400,18 @@ def _wrong_form(facts: _Facts) -> Diagnosis | None:
             return Diagnosis(
                 label=label,
                 sentence=f"{name} was not returned in {where}.",
-                hint=f"The sheet asks for {facts.assignment.signature}.",
+                hint=f"The handout asks for {facts.assignment.signature}.",
             )
         if fault is Fault.SHAPE:
             sentence = (
-                f"{name} has shape {_shape(found.shape)} in {where}; the sheet asks for {_shape(found.want_shape)}."
+                f"{name} has shape {_shape(found.shape)} in {where}; the handout asks for {_shape(found.want_shape)}."
             )
             hint = "Shapes are part of the contract; values were not compared where they differ."
         else:
             sentence = (
-                f"{name} has dtype {one_line(found.dtype, 40)} in {where}; the sheet asks for {found.want_dtype}."
+                f"{name} has dtype {one_line(found.dtype, 40)} in {where}; the handout asks for {found.want_dtype}."
             )
-            hint = "Compute in float32 if you like, but return the dtype that the sheet asks for."
+            hint = "Compute in float32 if you like, but return the dtype that the handout asks for."
         return Diagnosis(label=label, sentence=sentence, hint=hint, evidence=(f"It shows in {facts.names(cases)}.",))
     return None
 
@@ -867,7 +867,7 @@ def _compile_note(target: str, failure: Failure) -> str:
     elif failure.kind is FailureKind.COMPILE_ERROR:
         what = "does not compile"
     else:
-        what = "fails at the sizes of the sheet"
+        what = "fails at the sizes that speed is measured at"
     return f"For {target} this file {what}{line}: {one_line(failure.message)}"
 
 

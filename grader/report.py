@@ -35,7 +35,7 @@ from grader.verdicts import (
     Verdict,
     only_hidden,
 )
-from grader.wording import Hostile, bytes_text, count, error_text, listed, one_line, plain
+from grader.wording import Hostile, bytes_text, count, error_text, in_words, listed, one_line, plain
 
 __all__ = [
     "BarChart",
@@ -196,7 +196,9 @@ _HEADLINES = {
 
 def _headline(grade: Grade) -> str:
     score = grade.score
-    said = f"{_HEADLINES[grade.verdict]} {score.points:g} of {score.out_of:g} points."
+    gave = any(case.verdict in (CaseVerdict.PASS, CaseVerdict.FAIL) for case in grade.numerics.cases)
+    first = _HEADLINES[grade.verdict] if gave or grade.verdict is not Verdict.ERROR else "The file gives no result."
+    said = f"{first} {score.points:g} of {score.out_of:g} points."
     if score.withheld:
         said += f" {score.withheld:g} more wait for a device that can measure them."
     if grade.provisional:
@@ -291,14 +293,14 @@ def _probe_table(assignment: Assignment, axis: NumericsGrade, for_staff: bool) -
     for case in axis.cases:
         if case.hidden and not for_staff:
             n_hidden += 1
-            rows.append((f"hidden {n_hidden}", "", case.verdict.value, "", "", ""))
+            rows.append((f"hidden {n_hidden}", "", in_words(case.verdict), "", "", ""))
             continue
         asked = assignment.case(case.name)
         rows.append(
             (
                 plain(case.name) + (" (hidden)" if case.hidden else ""),
                 _tries(asked),
-                case.verdict.value + (f": {_why(case)}" if _why(case) else ""),
+                in_words(case.verdict) + (f": {_why(case)}" if _why(case) else ""),
                 _errors(case),
                 _limits(case),
                 f"{case.points:g} of {case.out_of:g}" + (", required" if case.required else ""),
@@ -460,7 +462,7 @@ def _structure(examination: Examination, grade: Grade, for_staff: bool) -> Secti
         said = ["The structure was not examined, so nothing is earned here."]
         blocks: list[Block] = []
         if examination.audit_failure is not None:
-            said.append("The audited call failed.")
+            said.append("It is counted while a call runs to its end, and none did.")
             blocks = _failure_blocks(examination.audit_failure)
         return _axis("structure", "Structure", axis, said, blocks)
     blocks = [_check_table(axis)]
@@ -679,7 +681,7 @@ def _compiled(examination: Examination) -> Section | None:
     found = examination.compile_report
     if found is None:
         return None
-    said = [f"Compiled for {one_line(found.target, 20)} without a GPU, at the sizes of the sheet."]
+    said = [f"Compiled for {one_line(found.target, 20)} without a GPU, at the sizes that speed is measured at."]
     if not found.finished:
         said.append("Not everything could be compiled.")
     if any(kernel.spill_bytes for kernel in found.kernels):

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from grader.report import BarChart, Block, Cell, HeatMap, Hostile, LineChart, Report, Section, Table, TextBlock
-from grader.wording import bytes_text, error_text
+from grader.wording import bytes_text, error_text, in_words
 
 WIDE = 90
 LEFT_OUT_WHEN_NARROW = frozenset({"what it tries"})  # the handout says it too
@@ -48,7 +48,7 @@ def print_report(report: Report, console: Console) -> None:
 def _print_section(section: Section, console: Console) -> None:
     heading = Text(f"\n{section.title}", style="bold underline")
     if section.verdict:
-        heading.append(f"  {section.verdict}", style=_STYLES.get(section.verdict, "dim"))
+        heading.append(f"  {in_words(section.verdict)}", style=_STYLES.get(section.verdict, "dim"))
     if section.points:
         heading.append(f"  {section.points}", style="not underline")
     console.print(heading)
@@ -86,7 +86,7 @@ def _table(table: Table, console_width: int) -> RichTable:
         mark = table.marks[number] if number < len(table.marks) else ""
         cells = [Text(_plain(row[i])) for i in places]
         for cell in cells:
-            if mark and cell.plain.split(":")[0] == mark:
+            if mark and cell.plain.split(":")[0] == in_words(mark):
                 cell.stylize(_STYLES.get(mark, "dim"))
         shown.add_row(*cells)
     return shown

@@ -51,6 +51,11 @@ def one_line(text: str, limit: int = 240) -> str:
     return plain(words if len(words) <= limit else words[: limit - 1] + "…", limit)
 
 
+def in_words(code: str) -> str:
+    """A verdict as people read it: "not run" for not_run."""
+    return code.replace("_", " ")
+
+
 def _escape(char: str) -> str:
     if char in _NAMED:
         return _NAMED[char]

@@ -113,7 +113,7 @@ def test_a_wrong_shape_is_told_with_both_shapes():
     ]
     found = diagnosis(SOFTMAX, *runs)
     assert found.label == "wrong-shape"
-    assert found.sentence == "lse has shape (64, 1) in random; the sheet asks for (64,)."
+    assert found.sentence == "lse has shape (64, 1) in random; the handout asks for (64,)."
 
 
 def test_a_wrong_dtype_shows_in_half_precision_alone():
@@ -123,7 +123,7 @@ def test_a_wrong_dtype_shows_in_half_precision_alone():
     ]
     found = diagnosis(LAYER_NORM, *runs)
     assert found.label == "wrong-dtype"
-    assert found.sentence == "y has dtype float32 in half; the sheet asks for float16."
+    assert found.sentence == "y has dtype float32 in half; the handout asks for float16."
 
 
 def test_a_missing_output_is_told():
