@@ -30,7 +30,7 @@ from grader.queue import Doorbell, log_to_stderr, make_celery
 from grader.settings import DEVICES, Settings, known_variables
 from grader.terminal import print_report
 from grader.verdicts import Grade
-from grader.wording import plain
+from grader.wording import in_words, plain
 
 FAILED = 2  # exit status where nothing was graded
 
@@ -87,8 +87,10 @@ def grade(file: Path, slug: str, device: str, as_json: bool, no_sandbox: bool) -
 def mistakes(slug: str) -> None:
     """List the known mistakes of an assignment: what each breaks, and the hint that a student gets."""
     assignment, _ = _assignment(slug)
-    for one in examining.known_mistakes(assignment.operation):
-        click.echo(f"{one['label']}\n    breaks: {one['step']}\n    hint:   {one['hint']}")
+    known = examining.known_mistakes(assignment.operation)
+    # one mistake can be imitated in several ways; they read the same
+    for label, step, hint in dict.fromkeys((one["label"], one["step"], one["hint"]) for one in known):
+        click.echo(f"{label}\n    breaks: {step}\n    hint:   {hint}")
 
 
 @cli.group()
@@ -147,7 +149,9 @@ def check_assignment(slug: str, no_sandbox: bool) -> None:
         score = f"{grade.verdict.value}, {grade.score.points:g} of {grade.score.out_of:g} points"
         click.echo(f"{name}: {score}" + ("" if as_it_should else f"; it should get {wanted:g}"))
         for axis, one in grade.axes.items():
-            click.echo(f"    {axis}: {one.verdict.value}, {one.points:g} of {one.out_of:g}")
+            withheld = getattr(one, "withheld", 0.0)
+            points = f"{withheld:g} withheld" if withheld else f"{one.points:g} of {one.out_of:g}"
+            click.echo(f"    {axis}: {in_words(one.verdict)}, {points}")
         if not as_it_should and grade.diagnosis.sentence:
             click.echo(f"    {grade.diagnosis.sentence}")
     sys.exit(0 if fine else 1)
@@ -172,7 +176,8 @@ def up() -> None:
         for one in logins:
             click.echo(f"demo {one.role.value}: user {one.name}, password {one.password}")
         if logins:
-            click.echo("These passwords are shown this once; `tilegrade user passwd NAME` sets another one.")
+            command = sys.argv[0] if Path(sys.argv[0]).name == "tilegrade" else "tilegrade"
+            click.echo(f"These passwords are shown this once; `{command} user passwd NAME` sets another one.")
         click.echo("Starting. The worker needs a few seconds to warm up.")
         service.run(
             settings,
