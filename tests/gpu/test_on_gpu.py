@@ -61,7 +61,7 @@ def test_an_attack_on_the_clock_gets_no_time(examine, name):
 
 def test_a_wild_store_is_named_and_later_probes_still_run(examine):
     source = (PROJECT / "tests" / "gpu" / "exploits" / "far_keys.py").read_text()
-    wild = source.replace("tl.store(lse_ptr + at,", "tl.store(lse_ptr + at + (n_queries == 77) * (1 << 40),")
+    wild = source.replace("tl.store(lse_ptr + at,", "tl.store(lse_ptr + at + (n_queries == 300) * (1 << 40),")
     assert wild != source
     found = examine(wild.encode())
     failed = [run for run in found.probes if isinstance(run, ProbeFailed)]
