@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import json
 import os
 import signal
@@ -18,7 +20,7 @@ import click
 from rich.console import Console
 from sqlalchemy.orm import Session
 
-from grader import accounts, course, db, doctor, examining, judging, scaffold, submissions
+from grader import accounts, boards, course, db, doctor, examining, judging, scaffold, submissions
 from grader import report as reports
 from grader.assignment import Assignment, load_assignment
 from grader.course import Catalog
@@ -404,6 +406,44 @@ def reopen(course_slug: str, slug: str) -> None:
     """Take hand-ins again for an assignment that was closed."""
     with _database(_settings()) as database, database.write() as session:
         course.reopen_assignment(session, entry=_entry(session, course_slug, slug), actor_id=None, now=_now())
+
+
+@course_group.command("extend")
+@click.argument("course_slug")
+@click.argument("slug")
+@click.argument("name")
+@click.option("--until", type=click.DateTime(), required=True, help="UTC.")
+def extend(course_slug: str, slug: str, name: str, until: datetime) -> None:
+    """Give one student a later deadline for one assignment."""
+    moment = until.replace(tzinfo=UTC)
+    with _database(_settings()) as database, database.write() as session:
+        entry = _entry(session, course_slug, slug)
+        user = _user(session, name)
+        if course.enrollment_of(session, course_id=entry.course_id, user_id=user.id) is None:
+            raise UserError(f"{name} is not in {course_slug}; `tilegrade course enrol {course_slug} {name}` first.")
+        course.grant_extension(
+            session, course_assignment_id=entry.id, user_id=user.id, until=moment, actor_id=None, now=_now()
+        )
+    click.echo(f"{name} may hand in {slug} {_deadline(moment)}")
+
+
+@course_group.command("grades")
+@click.argument("course_slug")
+def grades(course_slug: str) -> None:
+    """Print the course's grades as CSV, each student's best hand-in for each assignment."""
+    with _database(_settings()) as database, database.read() as session:
+        rows = boards.gradebook(session, _course(session, course_slug).id)
+    names = [field.name for field in dataclasses.fields(boards.GradebookRow)]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow(_cell(getattr(row, name)) for name in names)
+
+
+def _cell(value: object) -> str:
+    """A cell that no spreadsheet takes for a formula (OWASP, CSV injection)."""
+    text = "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 # -- submissions ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from grader import db, examining, submissions
-from grader.cli import cli
+from grader.cli import _cell, cli
 from grader.db import Database
 from grader.errors import AssignmentError, GraderFault, UserError
 from grader.models import Result, State
@@ -246,3 +246,37 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     process.stdout.close()
     _, said = process.communicate(timeout=60)
     assert said == b""
+
+
+def test_an_extension_moves_one_students_deadline_and_nobody_elses(tilegrade, course_of_ada, tmp_path):
+    tilegrade("user", "add", "bob")
+    tilegrade("course", "enrol", "gpu", "bob")
+    tilegrade("course", "assign", "gpu", "doubling", "--deadline", "2020-01-02 03:04:05")
+    said = tilegrade("course", "extend", "gpu", "doubling", "ada", "--until", "2999-01-02 03:04:05")
+    assert said == "ada may hand in doubling until 2999-01-02 03:04 UTC\n"
+    file = tmp_path / "mine.py"
+    file.write_text("x = 1")
+    hand_in = ("submit", file, "--course", "gpu", "--assignment", "doubling", "--user")
+    assert int(tilegrade(*hand_in, "ada")) > 0
+    with pytest.raises(UserError, match="Ask your instructor for an extension"):
+        tilegrade(*hand_in, "bob")
+
+
+def test_an_extension_is_for_people_in_the_course(tilegrade, course_of_ada):
+    tilegrade("user", "add", "eve")
+    with pytest.raises(UserError, match="eve is not in gpu"):
+        tilegrade("course", "extend", "gpu", "doubling", "eve", "--until", "2999-01-02 03:04:05")
+
+
+def test_grades_come_as_a_spreadsheet_without_formulas(tilegrade, course_of_ada, hand_in):
+    tilegrade("user", "add", "bob")
+    tilegrade("course", "enrol", "gpu", "bob")
+    hand_in()
+    lines = tilegrade("course", "grades", "gpu").splitlines()
+    assert lines[0] == "user_name,assignment,submission_id,submitted_at,verdict,points,out_of,provisional,held"
+    assert lines[1:] == ["ada,doubling,,,,0.0,0.0,False,False", "bob,doubling,,,,0.0,0.0,False,False"]
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx"])
+def test_no_cell_is_a_formula(text):
+    assert _cell(text) == f"'{text}"
