@@ -14,6 +14,7 @@ import nh3
 from latex2mathml.converter import convert as to_mathml
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
+from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
 from markupsafe import Markup
 from mdit_py_plugins.dollarmath import dollarmath_plugin
@@ -75,9 +76,17 @@ def _markdown() -> MarkdownIt:
     # html=False: a handout needs none, and what looks like a tag is then shown as it was typed
     md = MarkdownIt("commonmark", {"html": False, "highlight": _highlight}).enable(["table", "strikethrough"])
     dollarmath_plugin(md, allow_space=False, allow_digits=False, double_inline=True, renderer=_math)
+    md.core.ruler.before("inline", "formula_first", _space_before_formulas)
     md.add_render_rule("heading_open", _shifted_heading)
     md.add_render_rule("heading_close", _shifted_heading)
     return md
+
+
+def _space_before_formulas(state: StateCore) -> None:
+    # at the start of a text the plugin looks for a digit before the dollar sign, and finds the text's last character
+    for token in state.tokens:
+        if token.type == "inline" and token.content.startswith("$"):
+            token.content = " " + token.content
 
 
 def _shifted_heading(self: RendererHTML, tokens: list[Token], idx: int, options: Any, env: Any) -> str:

@@ -194,5 +194,10 @@ def test_a_handout_shows_formulas_tables_and_code() -> None:
     assert '<span class="mi">1</span>' in page
 
 
+@pytest.mark.parametrize("text", ["$n$ is not 0", "| a |\n|---|\n| $n$ is not 0 |", "- $n$ ends in \\\\"])
+def test_a_formula_that_begins_a_text_is_one_whatever_the_text_ends_with(text: str) -> None:
+    assert "<math" in render_handout(text)
+
+
 def test_a_formula_that_cannot_be_read_is_shown_as_it_was_written() -> None:
     assert '<code class="tex">\\frac{</code>' in render_handout(r"$\frac{$")
