@@ -10,12 +10,12 @@ DEVICE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 # folders whose tests start no sandbox and run no kernel
 QUICK := tests/judging tests/examiner tests/service tests/web
 
-.PHONY: run test check setup system format clean
+.PHONY: run test check setup system test-system format clean
 
 run: setup
 	$(BIN)/tilegrade up
 
-test: setup
+test: test-system setup
 	scripts/run-tests
 
 check: setup
@@ -33,6 +33,10 @@ setup: system $(VENV)/.installed-$(DEVICE)
 
 system:
 	@scripts/install-system-packages
+
+# databases, a broker and a browser: what the tests use and the service does not
+test-system:
+	@scripts/install-system-packages --for-tests
 
 $(VENV)/.installed-$(DEVICE): pyproject.toml constraints-$(DEVICE).txt
 	scripts/install-python-packages "$(PYTHON)" $(VENV) $(DEVICE)
