@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from sqlalchemy.exc import OperationalError
 from rich.console import Console
 from sqlalchemy.orm import Session
 
@@ -32,7 +33,7 @@ from grader.queue import Doorbell, log_to_stderr, make_celery
 from grader.settings import DEVICES, Settings, known_variables
 from grader.terminal import print_report
 from grader.verdicts import Grade
-from grader.wording import in_words, plain
+from grader.wording import in_words, one_line, plain
 
 FAILED = 2  # exit status where nothing was graded
 
@@ -49,6 +50,9 @@ def main() -> NoReturn:
     except (UserError, AssignmentError, GraderFault) as exc:
         # it may quote a student's file or what the examiner said of it
         print(f"tilegrade: {plain(str(exc), 8000)}", file=sys.stderr)
+        sys.exit(FAILED)
+    except OperationalError as exc:
+        print(f"tilegrade: The database cannot be used: {one_line(str(exc.orig))}", file=sys.stderr)
         sys.exit(FAILED)
 
 

@@ -234,6 +234,15 @@ def test_one_file_is_graded_without_the_service(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_database_that_does_not_answer_is_one_sentence(environ):
+    url = "postgresql://ada:secret@127.0.0.1:1/nowhere"
+    done = in_process_of_its_own("user", "list", environ={**environ, "TILEGRADE_DATABASE_URL": url})
+    assert done.returncode == 2
+    assert done.stderr.startswith("tilegrade: The database cannot be used: ")
+    assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr
+
+
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
     environ = {"PATH": os.environ["PATH"], "TILEGRADE_DATA": str(tmp_path), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
