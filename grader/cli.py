@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from sqlalchemy.exc import OperationalError
 from rich.console import Console
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from grader import accounts, boards, course, db, doctor, examining, judging, scaffold, submissions
