@@ -98,6 +98,7 @@ class Structure:
     max_backward_launches: int
     max_bytes_ratio: float  # unique bytes, times the least possible
     torch_ops: tuple[str, ...]  # operations that are allowed beside copies, fills and views
+    max_tile_elements: int | None = None  # largest tile on the chip at `axes`; None: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,6 +426,7 @@ def _structure(table: _Table) -> Structure:
         max_backward_launches=table.integer("max_backward_launches", 0),
         max_bytes_ratio=table.number("max_bytes_ratio", least=1.0),
         torch_ops=table.texts("torch_ops", []),
+        max_tile_elements=table.integer("max_tile_elements", least=1) if table.has("max_tile_elements") else None,
     )
     table.close()
     return found

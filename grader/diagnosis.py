@@ -315,7 +315,8 @@ def _structure_only(facts: _Facts, audit: Audit | None, memory: MemoryGrade | No
     if "tile" in found:
         return Diagnosis(
             label="row-in-one-tile",
-            sentence="Numbers are right, but the largest tile on the chip grows with T.",
+            sentence=f"Numbers are right, but the largest tile on the chip is too large: {found['tile'].found}; "
+            f"{found['tile'].allowed} is asked.",
             hint="Stream tiles of a fixed width; a whole row does not fit for long T.",
             evidence=_memory_evidence(memory),
         )

@@ -409,6 +409,15 @@ def _structure_checks(
             allowed=", ".join(asked.torch_ops) if asked.torch_ops else "none beside copies, fills and views",
         ),
     ]
+    if asked.max_tile_elements is not None:
+        checks.append(
+            Check(
+                name="tile",
+                ok=audit.largest_tile_elements <= asked.max_tile_elements,
+                found=f"{audit.largest_tile_elements:,} elements",
+                allowed=f"at most {asked.max_tile_elements:,}",
+            )
+        )
     if any(output.gradient for output in assignment.outputs):
         checks.append(
             Check(

@@ -117,3 +117,18 @@ def test_nothing_of_the_reference_can_be_seen(grade_source):
     examination, _ = grade_source((spy + SOFTMAX).encode(), SLUG)
     assert "SEEN []" in examination.stdout
     assert "TILEGRADE" not in examination.stdout
+
+
+def test_a_softmax_that_holds_whole_rows_keeps_its_numbers_and_loses_structure(grade_source):
+    source = SOFTMAX.replace("BLOCK=64", "BLOCK=triton.next_power_of_2(T)")
+    _, grade = grade_source(source.encode(), SLUG)
+    assert (grade["verdict"], grade["fault"]) == ("partial", "row-in-one-tile")
+    assert grade["axes"]["numerics"]["verdict"] == "pass"
+    assert grade["axes"]["structure"]["failed"] == ["tile"]
+
+
+def test_a_wide_tile_does_not_hide_a_missing_rescale(grade_source):
+    source = SOFTMAX.replace("l = l * tl.exp(m - m_new)", "l = l").replace("BLOCK=64", "BLOCK=4096")
+    _, grade = grade_source(source.encode(), SLUG)
+    assert (grade["verdict"], grade["fault"]) == ("wrong", "no-rescale-denominator")
+    assert grade["score"]["points"] == 0

@@ -402,6 +402,15 @@ def test_a_scalar_made_by_torch_is_no_computation():
     assert judged(audit=audit).verdict is Verdict.FULL
 
 
+@pytest.mark.parametrize(("elements", "ok"), [(8192, True), (8193, False)])
+def test_a_tile_may_be_as_large_as_the_assignment_says(elements, ok):
+    asked = dataclasses.replace(ASSIGNMENT, structure=dataclasses.replace(ASSIGNMENT.structure, max_tile_elements=8192))
+    grade = judge(asked, examination_of(asked, audit=audit_of(asked, largest_tile_elements=elements)))
+    assert grade.structure.failed("tile") is not ok
+    assert (grade.verdict is Verdict.FULL) is ok
+    assert grade.diagnosis.label == ("" if ok else "row-in-one-tile")
+
+
 def test_a_backward_has_its_own_number_of_launches():
     assert judge(BACKWARD, examination_of(BACKWARD, audit=audit_of(BACKWARD, backward_launches=3))).verdict == "full"
     grade = judge(BACKWARD, examination_of(BACKWARD, audit=audit_of(BACKWARD, backward_launches=4)))
