@@ -25,7 +25,7 @@ from web_pages import Pages
 CORPUS = ROOT / "tests" / "corpus" / "flash-attention-forward"
 SLUG = "flash-attention-forward"
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.xdist_group("service")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def pages(chrome: Chrome, service: Service) -> Iterator[Pages]:
-    chrome.get(service.base + "/health")  # cookies are deleted of the page that is open
-    chrome.delete_all_cookies()
-    yield Pages(driver=chrome, base=service.base)
+    found = Pages(driver=chrome, base=service.base)
+    found.start_over()
+    yield found
     chrome.get("about:blank")
     chrome.get_log("browser")
 
@@ -89,7 +89,7 @@ def worker_pid(service: Service) -> int:
     raise AssertionError("no worker among the children of the service")
 
 
-def test_a_student_hands_in_watches_and_reads_a_full_report(pages: Pages, service: Service) -> None:
+def a_student_hands_in_watches_and_reads_a_full_report(pages: Pages, service: Service) -> None:
     pages.log_in("student", service.passwords["student"])
     number = pages.hand_in_file(CORPUS / "ok-base2-class.py", course="demo", slug=SLUG)
     seen = set()
@@ -110,7 +110,7 @@ def test_a_student_hands_in_watches_and_reads_a_full_report(pages: Pages, servic
     assert pages.complaints() == []
 
 
-def test_a_wrong_file_gets_its_mistake_named(pages: Pages, service: Service) -> None:
+def a_wrong_file_gets_its_mistake_named(pages: Pages, service: Service) -> None:
     pages.log_in("student", service.passwords["student"])
     pages.hand_in_file(CORPUS / "no-rescale-output.py", course="demo", slug=SLUG)
     assert "Wrong result" in pages.wait_for_report(180).text
@@ -120,7 +120,7 @@ def test_a_wrong_file_gets_its_mistake_named(pages: Pages, service: Service) -> 
     pages.shot("service-wrong-report", width=1280)
 
 
-def test_a_killed_worker_costs_the_student_nothing(pages: Pages, service: Service) -> None:
+def a_killed_worker_costs_the_student_nothing(pages: Pages, service: Service) -> None:
     pages.log_in("student", service.passwords["student"])
     pages.hand_in_file(CORPUS / "ok-raw-strides.py", course="demo", slug=SLUG)
     pages.wait_for_text("numerics", 60)
@@ -134,7 +134,7 @@ def test_a_killed_worker_costs_the_student_nothing(pages: Pages, service: Servic
     assert re.search(r"[Aa]ttempt\D{0,12}2", pages.text())
 
 
-def test_the_leaderboard_has_the_full_file_first_and_staff_see_everything(pages: Pages, service: Service) -> None:
+def the_leaderboard_has_the_full_file_first_and_staff_see_everything(pages: Pages, service: Service) -> None:
     pages.log_in("student", service.passwords["student"])
     pages.open(f"/c/demo/{SLUG}/leaderboard")
     assert "70" in pages.find("table tbody tr").text
@@ -147,3 +147,15 @@ def test_the_leaderboard_has_the_full_file_first_and_staff_see_everything(pages:
         pages.open(path)
         pages.shot(f"service-{name}")
     assert pages.find("td[data-label='Device']").text == "cpu"
+
+
+def test_the_whole_way(pages: Pages, service: Service) -> None:
+    steps = [
+        a_student_hands_in_watches_and_reads_a_full_report,
+        a_wrong_file_gets_its_mistake_named,
+        a_killed_worker_costs_the_student_nothing,
+        the_leaderboard_has_the_full_file_first_and_staff_see_everything,
+    ]
+    for step in steps:
+        step(pages, service)
+        pages.start_over()
