@@ -153,7 +153,10 @@ _SAYINGS: dict[FailureKind, tuple[str, str]] = {
         "The entry point does not take the arguments of the handout",
         "It is called with positional arguments, in the order of the handout.",
     ),
-    FailureKind.RAISES: ("The call raised an exception", "The probes that gave no result are marked below."),
+    FailureKind.RAISES: (
+        "The call raised an exception",
+        "It came out of your file, at the line named here; the probes marked below are the inputs that led to it.",
+    ),
     FailureKind.COMPILE_ERROR: (
         "Triton does not compile the kernel",
         "Triton's own message and line are below; look at the types and shapes of the operands there.",
@@ -209,6 +212,8 @@ def _failed(facts: _Facts, failure: Failure) -> Diagnosis:
             "The file asks for the cuda device, and this grading runs on a CPU: "
             "take the device of the inputs, as in device=q.device."
         )
+    if failure.kind is FailureKind.RAISES and failure.message.startswith("NotImplementedError"):
+        hint = "That line says that something is still to be written, as in the starter: write it, then hand in again."
     where = "" if failure.stage == "load" else f" in probe {failure.stage}"
     message = f": {one_line(failure.message)}" if failure.message.strip() else ""
     if only_hidden(facts.cases, failure):

@@ -200,6 +200,18 @@ def unwritten(assignment, name, rows=5):
 UNWRITTEN_IN = ("causal-more-keys", "causal-more-queries", "causal-tail", "guard", "query-tail", "tail")
 
 
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        pytest.param("NotImplementedError: write the kernel", "still to be written", id="starter"),
+        pytest.param("AssertionError: Torch not compiled with CUDA enabled", "device of the inputs", id="cuda"),
+        pytest.param("ValueError: bad tile", "came out of your file", id="other"),
+    ],
+)
+def test_an_exception_is_told_what_it_means(message, hint):
+    assert hint in diagnosis(FORWARD, failed("random", FailureKind.RAISES, message)).hint
+
+
 def test_trailing_rows_of_poison_are_unwritten_output():
     found = diagnosis(
         FORWARD,

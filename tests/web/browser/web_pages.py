@@ -103,7 +103,7 @@ class Pages:
         return int(self.driver.execute_script(script))
 
     def complaints(self) -> list[str]:
-        """What the browser wrote into its console of this server: script errors, and what the content policy blocked."""
+        """What the browser wrote into its console about this server: script errors, and what the policy blocked."""
         said = [str(entry["message"]) for entry in self.driver.get_log("browser")]
         # a stream of an earlier test's server may end, loudly, while the browser is already here
         return [line for line in said if "http://127.0.0.1:" not in line or self.base in line]
