@@ -811,7 +811,7 @@ def _which_rows(facts: _Facts) -> str | None:
         where = f"the last {where}"
     elif output.wrong_rows[:1] == (0,) and output.wrong_rows == tuple(range(len(output.wrong_rows))):
         where = f"the first {where}" if len(output.wrong_rows) == output.n_wrong_rows else where
-    rows = listed([str(row) for row in output.wrong_rows])
+    rows = listed([str(row) for row in output.wrong_rows], of=output.n_wrong_rows)
     return f"{case.name}: {where} of {output.name} have a wrong element ({rows})."
 
 

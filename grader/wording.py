@@ -85,9 +85,10 @@ def count(n: int, noun: str, plural: str = "") -> str:
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
 
 
-def listed(names: Sequence[str], most: int = 6) -> str:
-    """ "a, b and c", cut after `most`."""
+def listed(names: Sequence[str], most: int = 6, of: int | None = None) -> str:
+    """ "a, b and c", cut after `most`. `of` is how many there are, where `names` holds only the first of them."""
     shown = list(names[:most])
-    if len(names) > most:
-        return f"{', '.join(shown)} and {len(names) - most} more"
+    total = len(names) if of is None else of
+    if total > len(shown):
+        return f"{', '.join(shown)} and {total - len(shown)} more"
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

@@ -69,3 +69,4 @@ def test_numbers_agree_with_their_nouns():
     assert listed(["a"]) == "a"
     assert listed(["a", "b", "c"]) == "a, b and c"
     assert listed(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
+    assert listed(list("abcdefgh"), of=222) == "a, b, c, d, e, f and 216 more"
