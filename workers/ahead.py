@@ -26,7 +26,7 @@ from reference.operation import Operation
 from workers import claims
 from workers.compiling import OUTPUT_BYTES, TARGETS, Sandboxes, input_shapes
 from workers.devices.cpu import strided
-from workers.interview import CandidateFailedError, Interview
+from workers.interview import CandidateFailedError, Interview, load_request
 from workers.isolation import Limits
 from workers.sandbox import SandboxPool, SandboxUnavailable
 
@@ -153,13 +153,8 @@ def _compile(
     target = TARGETS[assignment.target_gpu]
     interview.sandbox.arena[: len(source)] = source
     interview.ask(
-        {
-            "op": "load",
-            "length": len(source),
-            "entry": assignment.entry,
-            "entry_kind": assignment.entry_kind,
-            "signature": assignment.signature,
-            "n_arguments": len(operation.inputs) + len(operation.options),
+        load_request(assignment, operation, len(source))
+        | {
             "arch": int(assignment.target_gpu.removeprefix("sm_")),
             "shared_limit_bytes": target.shared_limit_bytes,
             "most_kernels": MOST_KERNELS,

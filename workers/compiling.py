@@ -25,7 +25,7 @@ from grader.errors import AssignmentError
 from grader.measurement import LIMITS, CompiledKernel, CompileReport, Failure, FailureKind
 from reference.operation import Operation
 from workers import claims
-from workers.interview import CandidateFailedError, Interview
+from workers.interview import CandidateFailedError, Interview, load_request
 from workers.sandbox import Ending, Limits, Sandbox, SandboxPool, SandboxUnavailable
 
 ARENA_BYTES = 1 << 20  # holds the source alone
@@ -297,13 +297,7 @@ def _load(
 ) -> bool:
     """Load the file. Returns False when it ended in an error that is as likely ours; raises when it is the file's."""
     interview.sandbox.arena[: len(source)] = source
-    request = {
-        "op": "load",
-        "length": len(source),
-        "entry": assignment.entry,
-        "entry_kind": assignment.entry_kind,
-        "signature": assignment.signature,
-        "n_arguments": len(operation.inputs) + len(operation.options),
+    request = load_request(assignment, operation, len(source)) | {
         "arch": int(assignment.target_gpu.removeprefix("sm_")),
         "shared_limit_bytes": target.shared_limit_bytes,
     }

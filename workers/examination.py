@@ -46,7 +46,7 @@ from reference.operation import Inputs, Mistake, Operation, Options
 from workers import claims, numerics
 from workers.compiling import compile_report
 from workers.devices.cpu import Arena, ArenaFullError, Placed, Slot
-from workers.interview import CandidateFailedError, Interview
+from workers.interview import CandidateFailedError, Interview, load_request
 from workers.sandbox import Sandbox
 
 MAX_RESTARTS = 2  # of a candidate that died in a probe, so that the other probes still say something
@@ -115,7 +115,6 @@ def examine(
     compilers: Sandboxes | None = None,
     progress: Progress = lambda _stage, _fraction: None,
     seed: int | None = None,
-    versions: Mapping[str, str] | None = None,
 ) -> Examination:
     """Examine one hand-in in the interpreter.
 
@@ -138,7 +137,7 @@ def examine(
         audited = audited_later.result()
         compiled = compiled_later.result() if compiled_later is not None else None
     device = Device(kind="interpreter", name=f"Triton interpreter on {_processor()}")
-    found = exam.examination(numeric, audited, device, dict(versions or {}) | installed_versions())
+    found = exam.examination(numeric, audited, device, installed_versions())
     return dataclasses.replace(found, compile_report=compiled)
 
 
@@ -558,18 +557,7 @@ class Examiner:
         self.progress("preflight", 0.0)
         arena = Arena(interview.sandbox.arena)  # also on a GPU: the source goes through the host's memory
         offset, length = arena.place_bytes(self.source)
-        interview.ask(
-            {
-                "op": "load",
-                "offset": offset,
-                "length": length,
-                "entry": self.assignment.entry,
-                "entry_kind": self.assignment.entry_kind,
-                "signature": self.assignment.signature,
-                "n_arguments": len(self.operation.inputs) + len(self.operation.options),
-            },
-            stage="load",
-        )
+        interview.ask(load_request(self.assignment, self.operation, length, offset), stage="load")
         answer = interview.answer(max(MIN_CALL_S, min(self.assignment.limits.load_s, self._left_s())))
         try:
             return claims.text(answer, "entry", 200)

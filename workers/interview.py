@@ -7,14 +7,29 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from grader.assignment import Assignment
 from grader.errors import GraderFault
 from grader.measurement import Evidence, Failure, FailureKind
+from reference.operation import Operation
 from workers import claims
 from workers.protocol import Channel, PeerGoneError, ProtocolError, TimedOutError
 from workers.sandbox import Ending, Sandbox
 
 # how often a waiting examiner looks whether the sandbox ran into a limit
 _LOOK_S = 0.2
+
+
+def load_request(assignment: Assignment, operation: Operation, length: int, offset: int = 0) -> dict[str, Any]:
+    """Ask a candidate to load the source, `length` bytes at `offset` of its arena, and to find the entry point."""
+    return {
+        "op": "load",
+        "offset": offset,
+        "length": length,
+        "entry": assignment.entry,
+        "entry_kind": assignment.entry_kind,
+        "signature": assignment.signature,
+        "n_arguments": len(operation.inputs) + len(operation.options),
+    }
 
 
 class CandidateFailedError(Exception):
