@@ -30,14 +30,14 @@ import torch  # noqa: E402
 
 from grader.assignment import Assignment, Limits, load_assignment  # noqa: E402
 from grader.judging import grade_json, judge  # noqa: E402
-from grader.measurement import ProbeMeasured, to_json  # noqa: E402
+from grader.measurement import Ceilings, ProbeMeasured, to_json  # noqa: E402
+from grader.roofline import roofline  # noqa: E402
 from workers.ahead import ahead_pool  # noqa: E402
 from workers.ceilings import measure as measure_ceilings  # noqa: E402
 from workers.devices.cpu import interpreter_pool  # noqa: E402
 from workers.devices.cuda import Gpu, cuda_pool  # noqa: E402
 from workers.gpu_examination import Ahead, GpuRecord, Rivals, examine_on_gpu  # noqa: E402
 from workers.sandbox import SandboxPool  # noqa: E402
-from workers.timing import Ceilings  # noqa: E402
 
 CORPUS = PROJECT / "tests" / "corpus"
 
@@ -238,8 +238,7 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
         "audit_failure": to_json(examination.audit_failure),
         "stderr": examination.stderr[-1500:],
         "races": [],
-        "before": dataclasses.asdict(record.before) if record.before else None,
-        "after": dataclasses.asdict(record.after) if record.after else None,
+        "gpu": to_json(examination.gpu),
     }
     for size, race in record.races:
         found["races"].append(
@@ -260,7 +259,18 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
                 "seconds": race.seconds,
             }
         )
-    found["rooflines"] = [dataclasses.asdict(roof) for roof in record.rooflines]
+    found["rooflines"] = [
+        dataclasses.asdict(
+            roofline(
+                time_ms=median(timing.student_times_ms),
+                flops=timing.flops,
+                traffic_bytes=timing.least_bytes,
+                dtype=timing.dtype,
+                ceilings=bench.ceilings,
+            )
+        )
+        for timing in examination.timings
+    ]
     found["timings"] = to_json(examination.timings)
     return found
 

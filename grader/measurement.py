@@ -279,6 +279,41 @@ class Timing:
     ratio_low: float  # 95 % bootstrap interval
     ratio_high: float
     noisy: bool
+    dtype: str = ""
+    flops: int = 0  # that one call needs, by counting; 0: not counted, and so for the bytes below
+    least_bytes: int = 0  # every input read once, every output written once
+    eager_bytes: int = 0  # what the naive chain reads and writes
+    student_events_ms: tuple[float, ...] = ()  # by CUDA events in the student's own process: a claim, to compare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """What a GPU was measured to do at best: the highest rate of each kind."""
+
+    copy_bytes_per_s: float  # read and written
+    flops_per_s: dict[str, float]  # by dtype, of a large matrix product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """What NVML says at one moment."""
+
+    sm_clock_mhz: int
+    memory_clock_mhz: int
+    temperature_c: int
+    power_w: float
+    throttle_reasons: int  # NVML's bits; 1 is idle
+    processes: tuple[int, ...]  # host process numbers with a context on this GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """The GPU that was measured on, beside its name."""
+
+    memory_bytes: int
+    ceilings: Ceilings | None = None
+    before: GpuState | None = None  # the candidates ran between these two
+    after: GpuState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,6 +365,7 @@ class Examination:
     audit_failure: Failure | None = None
     compile_report: CompileReport | None = None
     timings: tuple[Timing, ...] = ()
+    gpu: GpuFacts | None = None
     evidence: tuple[Evidence, ...] = ()
     stages: tuple[Stage, ...] = ()
     stdout: str = ""  # bounded; hostile text

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from workers.timing import Ceilings
+from grader.measurement import Ceilings
 
 COPY_BYTES = 4 << 30  # many times the second-level cache
 SIDE = 8192

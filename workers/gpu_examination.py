@@ -23,18 +23,29 @@ import torch
 
 import reference
 from grader.assignment import Assignment, Limits
-from grader.measurement import Device, Evidence, Examination, Failure, FailureKind, MemoryPoint, ProbeFailed, Timing
+from grader.measurement import (
+    Ceilings,
+    Device,
+    Evidence,
+    Examination,
+    Failure,
+    FailureKind,
+    GpuFacts,
+    GpuState,
+    MemoryPoint,
+    ProbeFailed,
+    Timing,
+)
+from grader.roofline import is_too_fast, roofline
 from reference import timed as timed_operations
 from reference.operation import Inputs, Operation, Options
 from workers import claims, processes
 from workers.ahead import ahead_pool, archives_into, compile_ahead
 from workers.ceilings import measure as measure_ceilings
 from workers.devices.cpu import Arena, interpreter_pool
-from workers.devices.gpu import GpuState
 from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
 from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRowsError
 from workers.interview import CandidateFailedError, Interview
-from workers.timing import Ceilings, Roofline, is_too_fast, roofline
 
 if TYPE_CHECKING:
     # at run time only where a GPU is opened: it needs a driver, and this module has parts that do not
@@ -53,9 +64,6 @@ class GpuRecord:
     """What one examination noted beside the measurements: for staff, benchmarks and the health of the GPU."""
 
     races: list[tuple[Size, Race]] = field(default_factory=list)
-    before: GpuState | None = None
-    after: GpuState | None = None
-    rooflines: list[Roofline] = field(default_factory=list)  # of the sizes in `races`, where ceilings are known
     lock_s: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
@@ -210,6 +218,7 @@ def examine_on_gpu(
     return dataclasses.replace(
         examination,
         timings=tuple(course.timings),
+        gpu=GpuFacts(memory_bytes=gpu.total_bytes, ceilings=ceilings, before=course.before, after=course.after),
         evidence=tuple(dict.fromkeys((*examination.evidence, *course.evidence))),
     )
 
@@ -342,13 +351,15 @@ class _Course:
         self.memory: list[MemoryPoint] = []
         self.timings: list[Timing] = []
         self.evidence: list[Evidence] = []
+        self.before: GpuState | None = None
+        self.after: GpuState | None = None
 
     def run(self) -> None:
         waited = time.monotonic()
         with self._gpu.lock():
             began = time.monotonic()
             self._record.seconds["waiting"] = began - waited
-            self._record.before = self._gpu.state()
+            self.before = self._gpu.state()
             stopwatch, others = self._prepare_rivals()
             with self._timed("numerics"):
                 self.numeric = self._examiner.numerics()
@@ -357,7 +368,7 @@ class _Course:
             with self._timed("scrub"):
                 self._gpu.arena.fill_(0xFF)
                 self._gpu.settle()
-            self._record.after = self._gpu.state()
+            self.after = self._gpu.state()
             self._record.lock_s = time.monotonic() - began
 
     def _prepare_rivals(self) -> tuple[Stopwatch | None, list[Rival]]:
@@ -428,7 +439,7 @@ class _Course:
             self.evidence += race.evidence
             self.timings.append(timing)
             if self._ceilings is not None:
-                self._hold_to_roof(size, timing, self._ceilings)
+                self._hold_to_roof(timing, self._ceilings)
 
     def _race_once_or_twice(
         self, stopwatch: Stopwatch, student: Rival, others: Sequence[Rival], size: Size, headline: bool
@@ -443,16 +454,14 @@ class _Course:
         race = stopwatch.race(size, student, others, budget_s=budget_s, headline=headline)
         return race, stopwatch.timing(size, race)
 
-    def _hold_to_roof(self, size: Size, timing: Timing, ceilings: Ceilings) -> None:
-        costs = self._examiner.operation.costs(size.axes, size.dtype, size.options)
+    def _hold_to_roof(self, timing: Timing, ceilings: Ceilings) -> None:
         roof = roofline(
             time_ms=median(timing.student_times_ms),
-            flops=costs.flops,
-            least_bytes=costs.least_bytes,
-            dtype=str(size.dtype).removeprefix("torch."),
+            flops=timing.flops,
+            traffic_bytes=timing.least_bytes,
+            dtype=timing.dtype,
             ceilings=ceilings,
         )
-        self._record.rooflines.append(roof)
         if is_too_fast(median(timing.student_times_ms), roof.floor_ms):
             message = (
                 f"{median(timing.student_times_ms):.4f} ms a call; this GPU needs {roof.floor_ms:.4f} for the work"

@@ -465,6 +465,7 @@ class Stopwatch:
         """The measurement, as it is stored."""
         student, naive = self.per_call(race, "student"), self.per_call(race, "naive")
         interval = timing.ratio(naive, student, seed=self._seed)
+        costs = self._operation.costs(size.axes, size.dtype, size.options)
         return Timing(
             axes=dict(size.axes),
             student_times_ms=tuple(student),
@@ -474,6 +475,11 @@ class Stopwatch:
             ratio_low=interval.low,
             ratio_high=interval.high,
             noisy=timing.is_noisy(interval),
+            dtype=str(size.dtype).removeprefix("torch."),
+            flops=costs.flops,
+            least_bytes=costs.least_bytes,
+            eager_bytes=costs.eager_bytes,
+            student_events_ms=tuple(race.events_ms.get("student", ())),
         )
 
     def _pilot(self, size: Size, rivals: Sequence[Rival], race: Race, headline: bool) -> None:

@@ -7,10 +7,9 @@ alternate, so that drift and overheads meet both; the score is a ratio of median
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from grader.statistics import Interval, bootstrap_ratio
 
@@ -31,26 +30,6 @@ FIRST_CALL_SLACK = 1.25
 FIRST_CALL_GRACE_MS = 0.5
 
 BAND = 0.15  # how far a baseline's time may lie from its record on this GPU
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ceilings:
-    """What this GPU was measured to do: the highest rate of each kind."""
-
-    copy_bytes_per_s: float  # read and written
-    flops_per_s: Mapping[str, float]  # by dtype, of a large matrix product
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """Where one measured time lies under the ceilings."""
-
-    bound: Literal["memory", "compute"]
-    floor_ms: float  # no call can be faster, by the larger of its two needs
-    fraction: float  # of that ceiling: 1.0 is the ceiling itself
-    flops_per_s: float
-    bytes_per_s: float  # of the least bytes, so re-reads make it smaller
-    intensity: float  # FLOP per byte of the least traffic
 
 
 def calls_in_window(
@@ -117,24 +96,3 @@ def first_call_agrees(*, first_ms: Sequence[float], empty_ms: Sequence[float], p
 def in_band(time_ms: float, recorded_ms: float) -> bool:
     """Whether a baseline ran as it did when this GPU's record was made."""
     return abs(time_ms / recorded_ms - 1) <= BAND
-
-
-def roofline(*, time_ms: float, flops: int, least_bytes: int, dtype: str, ceilings: Ceilings) -> Roofline:
-    """Place one time under this GPU's measured ceilings."""
-    peak = ceilings.flops_per_s[dtype]
-    compute_ms = flops / peak * 1e3
-    memory_ms = least_bytes / ceilings.copy_bytes_per_s * 1e3
-    floor_ms = max(compute_ms, memory_ms)
-    return Roofline(
-        bound="compute" if compute_ms >= memory_ms else "memory",
-        floor_ms=floor_ms,
-        fraction=floor_ms / time_ms,
-        flops_per_s=flops / time_ms * 1e3,
-        bytes_per_s=least_bytes / time_ms * 1e3,
-        intensity=flops / least_bytes,
-    )
-
-
-def is_too_fast(time_ms: float, floor_ms: float) -> bool:
-    """Whether a time lies below what the hardware can do, with room for a better kernel than our ceiling's."""
-    return time_ms < 0.8 * floor_ms

@@ -4,8 +4,6 @@ import pytest
 
 from workers import timing
 
-CEILINGS = timing.Ceilings(copy_bytes_per_s=4e12, flops_per_s={"bfloat16": 800e12})
-
 
 @pytest.mark.parametrize(
     ("pilot_ms", "bytes_per_call", "n_calls"),
@@ -77,23 +75,3 @@ def test_one_call_alone_takes_what_its_share_says(first_ms, agrees):
 def test_a_baseline_far_from_its_record_is_out_of_its_band():
     assert timing.in_band(10.5, 10.0)
     assert not timing.in_band(12.0, 10.0)
-
-
-def test_little_work_on_many_bytes_is_bound_by_memory():
-    roof = timing.roofline(time_ms=1.0, flops=10**9, least_bytes=2 * 10**9, dtype="bfloat16", ceilings=CEILINGS)
-    assert roof.bound == "memory"
-    assert roof.floor_ms == pytest.approx(0.5)
-    assert roof.fraction == pytest.approx(0.5)
-    assert roof.bytes_per_s == pytest.approx(2e12)
-
-
-def test_much_work_on_few_bytes_is_bound_by_arithmetic():
-    roof = timing.roofline(time_ms=2.0, flops=8 * 10**11, least_bytes=10**7, dtype="bfloat16", ceilings=CEILINGS)
-    assert roof.bound == "compute"
-    assert roof.flops_per_s == pytest.approx(400e12)
-    assert roof.intensity == pytest.approx(80_000)
-
-
-def test_a_time_below_the_floor_is_too_fast_and_one_at_it_is_not():
-    assert timing.is_too_fast(0.3, 0.5)
-    assert not timing.is_too_fast(0.5, 0.5)

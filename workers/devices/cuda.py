@@ -22,7 +22,8 @@ import triton.language as tl
 from cuda.bindings import driver, runtime
 
 from grader import assignment
-from workers.devices.gpu import GpuError, GpuState, Mapped, NotMappableError
+from grader.measurement import GpuState
+from workers.devices.gpu import GpuError, Mapped, NotMappableError
 from workers.sandbox import Limits, SandboxPool
 
 # CUDA keeps a thread or two of its own, pins host memory and writes compiled kernels to the scratch folder

@@ -25,18 +25,6 @@ class Mapped:
     here: int  # the same byte in ours
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuState:
-    """What NVML says at one moment."""
-
-    sm_clock_mhz: int
-    memory_clock_mhz: int
-    temperature_c: int
-    power_w: float
-    throttle_reasons: int  # NVML's bits; 1 is idle
-    processes: tuple[int, ...]  # host process numbers with a context on this GPU
-
-
 class TimedGpu(Protocol):
     """What windows of calls need; a fake of it runs in the tests."""
 
