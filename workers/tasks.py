@@ -1,6 +1,7 @@
 """The Celery door: a bell rings, the worker claims what waits, examines it and records what it found.
 
-`python -m workers.tasks` runs one worker process: one slot, one submission at a time. Start more for more.
+`python -m workers.tasks` runs one worker process. On CPUs it grades one submission at a time: start more for more. On a
+GPU it grades in a few lanes: while one submission holds the GPU, the next ones are audited and compiled on CPU cores.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,6 +49,8 @@ T = TypeVar("T")
 PROGRESS_EVERY_S = 0.25
 MAX_REST_S = 60.0  # of a worker that fails again and again
 EXIT_GRACE_S = 5.0
+LOOK_AGAIN_S = 0.25  # of a lane that found nothing waiting while another one still grades
+GPU_LANES = 3  # one holds the GPU, one is compiled for it, one has its audit ended and is recorded
 WARM_POOLS = 2
 DATABASE_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 9.0)
 
@@ -60,12 +65,22 @@ class SandboxRefused(Exception):  # noqa: N818 - says a state, not a mistake
     """This host cannot isolate students' files well enough for a service; the text says why and what to do."""
 
 
+@dataclass(slots=True, eq=False)
+class _Grading:
+    """One submission of this worker's, until it is recorded."""
+
+    job: Job
+    lost: bool = False
+    progressed_at: float = 0.0
+
+
 class Grader:
-    """Grades one submission after another, and tells the database that it lives.
+    """Grades what waits, and tells the database that it lives.
 
     Args:
         name: of this worker, unique among all.
-        examine: runs the student's file; called in the thread of `grade_waiting`.
+        examine: runs the student's file; with several lanes it is called in several threads.
+        lanes: submissions in hand at a time.
         now: the wall clock, aware.
     """
 
@@ -78,16 +93,17 @@ class Grader:
         name: str,
         examine: Examine,
         note: str = "",
+        lanes: int = 1,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._database, self._catalog, self._settings = database, catalog, settings
         self._name, self._examine, self._note, self._now = name, examine, note, now
-        self._lock = threading.Lock()  # guards the job and what is known of it
+        self._lanes = lanes
+        self._lock = threading.Lock()  # guards the gradings and what is known of them
+        self._claiming = threading.Lock()
         self._reporting = threading.Lock()
         self._said_goodbye = False
-        self._job: Job | None = None
-        self._lost = False
-        self._progressed_at = 0.0
+        self._gradings: list[_Grading] = []  # the oldest first
         self._faults_in_a_row = 0
         self._rest_until = 0.0
         self._stopping = threading.Event()
@@ -112,9 +128,29 @@ class Grader:
 
     def grade_waiting(self) -> int:
         """Grade until nothing waits for this worker; returns how many. Safe to call twice for one bell."""
+        if self._lanes == 1:
+            return self._grade_in_lane()
+        with ThreadPoolExecutor(self._lanes, thread_name_prefix="lane") as threads:
+            return sum(threads.map(lambda _: self._grade_in_lane(), range(self._lanes)))
+
+    def _grade_in_lane(self) -> int:
         count = 0
         # after a fault of ours it rests: a broken host must not use up every submission's attempts
         while not self._stopping.is_set() and time.monotonic() >= self._rest_until:
+            grading = self._claim()
+            if grading is not None:
+                self._grade(grading)
+                count += 1
+            elif self._gradings:
+                # no bell is heard before all lanes are done: what comes meanwhile is looked for
+                self._stopping.wait(LOOK_AGAIN_S)
+            else:
+                break
+        return count
+
+    def _claim(self) -> _Grading | None:
+        # one lane at a time, so that one that finds nothing sees what the others have in hand
+        with self._claiming:
             with self._database.write() as session:
                 job = submissions.claim_next(
                     session,
@@ -125,20 +161,24 @@ class Grader:
                     max_lost_attempts=self._settings.max_lost_attempts,
                 )
             if job is None:
-                break
-            self._grade(job)
-            count += 1
-        return count
+                return None
+            grading = _Grading(job)
+            with self._lock:
+                self._gradings.append(grading)
+            return grading
 
-    def _grade(self, job: Job) -> None:
-        with self._lock:
-            self._job, self._lost, self._progressed_at = job, False, 0.0
+    def _grade(self, grading: _Grading) -> None:
+        job = grading.job
         log.info("submission %d, attempt %d: %s", job.submission_id, job.attempt, job.slug)
         try:
             self._report()
             assignment = self._catalog.load(job.slug)
+
+            def progress(stage: str, fraction: float) -> None:
+                self._progress(grading, stage, fraction)
+
             # minutes long, so no database session is held here
-            examination = self._examine(assignment, job.source.encode(), self._progress)
+            examination = self._examine(assignment, job.source.encode(), progress)
             ours = _patiently(lambda: self._record(job, examination, assignment))
             self._faults_in_a_row = 0
             log.info("submission %d: %s", job.submission_id, "graded" if ours else "graded too late, dropped")
@@ -152,7 +192,7 @@ class Grader:
             self._give_up(job, exc)
         finally:
             with self._lock:
-                self._job = None
+                self._gradings.remove(grading)
             self._report()
 
     def _record(self, job: Job, examination: Examination, assignment: Assignment) -> bool:
@@ -186,17 +226,16 @@ class Grader:
                 course.close_assignment(session, entry=entry, reason=reason, actor_id=None, now=now)
             submissions.give_up(session, job, note=reason, now=now, final=True)
 
-    def _progress(self, stage: str, fraction: float) -> None:
+    def _progress(self, grading: _Grading, stage: str, fraction: float) -> None:
         """Write where the examination is; called by it from any of its threads. Raises NoLongerOurs to end it."""
         with self._lock:
-            job, lost = self._job, self._lost
-            if job is None or lost:
+            if grading not in self._gradings or grading.lost:
                 raise NoLongerOurs
-            if time.monotonic() - self._progressed_at < PROGRESS_EVERY_S:
+            if time.monotonic() - grading.progressed_at < PROGRESS_EVERY_S:
                 return
-            self._progressed_at = time.monotonic()
+            grading.progressed_at = time.monotonic()
         with contextlib.suppress(OperationalError), self._database.write() as session:
-            if not submissions.progress(session, job, stage=stage, fraction=fraction):
+            if not submissions.progress(session, grading.job, stage=stage, fraction=fraction):
                 raise NoLongerOurs
 
     def _beat(self) -> None:
@@ -207,24 +246,25 @@ class Grader:
                 # the database is away, most likely; the lease outlasts several of these
                 log.exception("no heartbeat could be written")
         with self._lock:
-            job = self._job
-            self._lost = job is not None
+            gradings = list(self._gradings)
+            for grading in gradings:
+                grading.lost = True
         try:
-            if job is not None:
+            for grading in gradings:
                 with self._database.write() as session:
-                    submissions.hand_back(session, job)
+                    submissions.hand_back(session, grading.job)
             self._report(WorkerStatus.STOPPED)
         except OperationalError:
             log.exception("could not say goodbye; the lease will lapse")
 
     def _renew(self) -> None:
         with self._lock:
-            job = self._job
-        if job is not None:
+            gradings = list(self._gradings)
+        for grading in gradings:
             with self._database.write() as session:
-                ours = submissions.renew(session, job, now=self._now(), lease=self._settings.lease)
+                ours = submissions.renew(session, grading.job, now=self._now(), lease=self._settings.lease)
             with self._lock:
-                self._lost = self._lost or (not ours and self._job is job)
+                grading.lost = grading.lost or not ours
         self._report()
 
     def _report(self, status: WorkerStatus | None = None) -> None:
@@ -235,7 +275,7 @@ class Grader:
                 return
             self._said_goodbye = status is WorkerStatus.STOPPED
             with self._lock:
-                job = self._job if status is None else None
+                job = self._gradings[0].job if self._gradings and status is None else None
             with self._database.write() as session:
                 submissions.report_worker(
                     session,
@@ -320,6 +360,7 @@ def run_worker(settings: Settings, examine: Examine, *, note: str = "") -> None:
         name=name,
         examine=examine,
         note=note,
+        lanes=1 if settings.device == "cpu" else GPU_LANES,
     )
     app = make_celery(settings)
     add_tasks(app, grader, database, settings)
@@ -343,7 +384,7 @@ def run_worker(settings: Settings, examine: Examine, *, note: str = "") -> None:
             [
                 "--quiet",
                 "worker",
-                "--pool=solo",  # one process, one submission; no fork of a process that has threads
+                "--pool=solo",  # one process, one task; no fork of a process that has threads
                 f"--queues={settings.device},{SWEEP_QUEUE}",
                 f"--hostname={name}",
                 "--without-gossip",

@@ -23,12 +23,18 @@ NOW = datetime(2027, 2, 1, 12, 0, tzinfo=UTC)
 def make_grader(school):
     made = []
 
-    def make(examine, *, name="w", **settings):
+    def make(examine, *, name="w", lanes=1, **settings):
         # a lease that a busy machine does not outlast: tests of a lapsed one say so
         quick = replace(school.settings, **({"heartbeat_s": 0.05, "lease_s": 30.0} | settings))
         catalog = Catalog(school.settings.assignments_dir)
         grader = Grader(
-            database=school.database, catalog=catalog, settings=quick, name=name, examine=examine, note="scripted"
+            database=school.database,
+            catalog=catalog,
+            settings=quick,
+            name=name,
+            examine=examine,
+            note="scripted",
+            lanes=lanes,
         )
         grader.start()
         made.append(grader)
@@ -242,3 +248,61 @@ def test_a_late_result_is_dropped(school, make_grader, facts):
     with school.database.read() as session:
         found = submissions.find(session, accepted.submission_id)
         assert (found.state, found.result) == (State.RUNNING, None)
+
+
+def test_lanes_grade_side_by_side_and_each_row_once(school, make_grader, facts):
+    together = threading.Barrier(3, timeout=20)
+    seen = []
+
+    def examine(_assignment, source, _progress):
+        seen.append(source)
+        together.wait()  # passes only when three examinations run at once
+        return facts()
+
+    ids = [school.hand_in(name, data=f"# {name}\n".encode()).submission_id for name in ("ada", "bob", "cy")]
+    assert make_grader(examine, lanes=3).grade_waiting() == 3
+    assert sorted(seen) == [b"# ada\n", b"# bob\n", b"# cy\n"]
+    assert {state_of(school, i).state for i in ids} == {State.DONE}
+
+
+def test_a_free_lane_takes_what_comes_while_another_one_grades(school, make_grader, facts):
+    second_began, first_began = threading.Event(), threading.Event()
+
+    def examine(_assignment, source, _progress):
+        if b"first" in source:
+            first_began.set()
+            assert second_began.wait(20), "the free lane did not take the second one"
+        else:
+            second_began.set()
+        return facts()
+
+    first = school.hand_in("ada", data=b"# first\n").submission_id
+    grader = make_grader(examine, lanes=2)
+    lanes = threading.Thread(target=grader.grade_waiting)
+    lanes.start()
+    assert first_began.wait(20)
+    second = school.hand_in("bob", data=b"# second\n").submission_id
+    lanes.join(30)
+    assert not lanes.is_alive()
+    assert {state_of(school, i).state for i in (first, second)} == {State.DONE}
+
+
+def test_stopping_hands_back_what_every_lane_has(school, make_grader, wait_until):
+    begun, over = threading.Barrier(3, timeout=20), threading.Event()
+
+    def examine(_assignment, _source, progress):
+        begun.wait()
+        over.wait(20)
+        progress("numerics", 0.5)
+        raise AssertionError("an examination that was handed back went on")
+
+    ids = [school.hand_in(name).submission_id for name in ("ada", "bob")]
+    grader = make_grader(examine, lanes=2)
+    lanes = threading.Thread(target=grader.grade_waiting)
+    lanes.start()
+    begun.wait()
+    grader.close()
+    over.set()
+    lanes.join(20)
+    assert {state_of(school, i).state for i in ids} == {State.QUEUED}
+    assert worker_of(school).status is WorkerStatus.STOPPED
