@@ -250,7 +250,8 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
                 "empty_ms": race.empty_ms,
                 "anatomy_ms": race.anatomy_ms,
                 "moved": race.n_moved,
-                "stages_s": race.stages_s,
+                "stages_s": {name: round(value, 4) for name, value in race.stages_s.items()},
+                "pulses": race.pulses,
                 "first_ms": race.first_ms,
                 "fill_ms": race.fill_ms,
                 "row_errors": race.row_errors,
@@ -366,9 +367,10 @@ def repeat(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     "seconds": found["seconds"],
                     "lock_s": found["lock_s"],
                     "stages": found["stages"],
+                    "races": found["races"],
                 }
             )
-            print(f"  {rows[-1]}", flush=True)
+            print(f"  { {key: value for key, value in rows[-1].items() if key != 'races'} }", flush=True)
     spread = {
         key: max(row[key] for row in rows) / min(row[key] for row in rows)
         for key in ("student_ms", "events_ms", "ratio")
@@ -407,7 +409,7 @@ def corpus(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def exploits(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Files that attack the clock or the memory meter. Each must lose: wrong, or no faster than honest, or held."""
     assignment = _assignment("flash-attention-forward")
-    files = [*sorted((PROJECT / "tests" / "gpu" / "exploits").glob("*.py")), *(CORPUS / name for name in HOSTILE)]
+    files = [*sorted((PROJECT / "tests" / "hostile" / "files").glob("*.py")), *(CORPUS / name for name in HOSTILE)]
     with _bench(assignment.limits, audit=False, isolation=arguments.isolation) as bench:
         for file in files:
             if time.monotonic() - STARTED > arguments.stop_s:

@@ -54,13 +54,13 @@ def test_the_time_of_a_correct_file_is_measured_by_the_outside_clock(examine):
 
 @pytest.mark.parametrize("name", ["memoised", "far_keys", "late_kernel"])
 def test_an_attack_on_the_clock_gets_no_time(examine, name):
-    found = examine((PROJECT / "tests" / "gpu" / "exploits" / f"{name}.py").read_bytes(), speed=True)
+    found = examine((PROJECT / "tests" / "hostile" / "files" / f"{name}.py").read_bytes(), speed=True)
     assert not found.timings
     assert found.evidence
 
 
 def test_a_wild_store_is_named_and_later_probes_still_run(examine):
-    source = (PROJECT / "tests" / "gpu" / "exploits" / "far_keys.py").read_text()
+    source = (PROJECT / "tests" / "hostile" / "files" / "far_keys.py").read_text()
     wild = source.replace("tl.store(lse_ptr + at,", "tl.store(lse_ptr + at + (n_queries == 300) * (1 << 40),")
     assert wild != source
     found = examine(wild.encode())

@@ -102,7 +102,7 @@ def neighbour(pool: SandboxPool) -> Sandbox:
 
 
 def source_of(name: str) -> str:
-    return (HERE / "programs" / f"{name}.py").read_text()
+    return (HERE.parent / "hostile" / "programs" / f"{name}.py").read_text()
 
 
 @pytest.mark.parametrize(("name", "cause", "exit_code", "line"), CONTAINED)
@@ -125,7 +125,7 @@ def test_hostile_program_is_contained(name, cause, exit_code, line, pool, neighb
 
 def test_every_hostile_program_is_tried():
     names = {parameters.values[0] for parameters in CONTAINED}
-    assert names == {path.stem for path in (HERE / "programs").glob("*.py")}
+    assert names == {path.stem for path in (HERE.parent / "hostile" / "programs").glob("*.py")}
 
 
 def test_forged_frame_is_a_claim_and_the_end_is_a_fact(pool):

@@ -91,7 +91,7 @@ def test_ordinary_user_gets_a_reduced_sandbox_that_still_contains(open_folder):
         "raw_syscalls": "exited", "thread_bomb": "exited", "infinite_loop": "killed",
     }  # fmt: skip
     jobs = [
-        [(HERE / "programs" / f"{name}.py").read_text(), 0.5 if cause == "killed" else 20]
+        [(HERE.parent / "hostile" / "programs" / f"{name}.py").read_text(), 0.5 if cause == "killed" else 20]
         for name, cause in ends.items()
     ]
     seen = run_worker(project, {"jobs": jobs}, **as_anyone)

@@ -307,7 +307,7 @@ def test_thirty_hostile_programs_leave_no_descriptor_thread_cgroup_or_process(ma
     pool = make_pool(size=2)
     for name in ["exit_zero", "daemon", "stdout_flood", "forge_result", "giant_frame", "sleep_forever"] * 5:
         sandbox = pool.take(20)
-        start(sandbox, (HERE / "programs" / f"{name}.py").read_text())
+        start(sandbox, (HERE.parent / "hostile" / "programs" / f"{name}.py").read_text())
         assert watch(sandbox, 0.2).ending.processes_left == 0
     del sandbox
     pool.close()
@@ -356,7 +356,7 @@ def test_no_sandbox_means_the_same_protocol_in_a_plain_process(make_pool):
 
 def test_daemon_without_sandbox_dies_with_its_parent(make_pool):
     sandbox = make_pool(isolation="none").take(20)
-    source = (HERE / "programs" / "daemon.py").read_text()
+    source = (HERE.parent / "hostile" / "programs" / "daemon.py").read_text()
     start(sandbox, f"import os\nchannel.send({{'op': 'pid', 'pid': os.getpid()}})\n{source}")
     sandbox.channel.receive(5)
     time.sleep(0.05)
