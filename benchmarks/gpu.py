@@ -223,7 +223,7 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
     seconds = time.monotonic() - began
     grade = grade_json(judge(assignment, examination))
     found: dict[str, Any] = {
-        "file": str(file.relative_to(PROJECT / "tests")),
+        "file": str(file.relative_to(PROJECT)).removeprefix("tests/corpus/"),
         "verdict": grade["verdict"],
         "fault": grade["fault"],
         "score": grade["score"],
@@ -379,6 +379,39 @@ def repeat(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield {"gradings": rows, "max_over_min": spread}
 
 
+def clock(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The examiner's clock beside the candidate's CUDA events, for kernels from 50 us to milliseconds."""
+    attention = _assignment("flash-attention-forward")
+    with _bench(attention.limits, audit=False, isolation=arguments.isolation) as bench:
+        for slug, file, axes in CLOCKED:
+            whole = _assignment(slug)
+            assert whole.speed is not None
+            few = tuple(case for case in whole.cases if case.required)
+            speed = dataclasses.replace(whole.speed, sizes=(axes,))
+            assignment = dataclasses.replace(whole, cases=few, memory=None, speed=speed, limits=attention.limits)
+            found = _grade(assignment, PROJECT / "reference" / "kernels" / file, bench)
+            for race, timing in zip(found["races"], found["timings"], strict=True):
+                outside_ms = median(timing["student_times_ms"])
+                row = {"operation": whole.operation, "axes": race["axes"], "n_calls": race["n_calls"]["student"]}
+                row |= {"outside_ms": outside_ms, "events_ms": median(race["events_ms"]["student"])}
+                row |= {"outside_over_events": outside_ms / row["events_ms"], "race": race}
+                print(f"  { {key: value for key, value in row.items() if key != 'race'} }", flush=True)
+                yield row
+            if not found["races"]:
+                _print_grade(found)
+
+
+CLOCKED: tuple[tuple[str, str, dict[str, int]], ...] = (
+    *(
+        ("flash-attention-forward", "attention.py", {"batch": batch, "queries": t, "keys": t, "head_dim": 64})
+        for batch, t in ((24, 2048), (16, 4096), (16, 8192), (8, 16384), (16, 16384))
+    ),
+    ("online-softmax", "softmax.py", {"rows": 8192, "cols": 4096}),
+    ("online-softmax", "softmax.py", {"rows": 16384, "cols": 8192}),
+    ("online-softmax", "softmax.py", {"rows": 32768, "cols": 16384}),
+)
+
+
 def corpus(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Files of the corpus on the GPU: the correct ones, and those whose fault only a GPU shows."""
     expected = tomllib.loads((CORPUS / "expected.toml").read_text())
@@ -464,6 +497,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = 
     "references": references,
     "grade": grade,
     "repeat": repeat,
+    "clock": clock,
     "corpus": corpus,
     "exploits": exploits,
 }

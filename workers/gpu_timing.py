@@ -8,9 +8,10 @@ candidate's `done`. The rows are compared with float64 afterwards, while the can
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -211,9 +212,9 @@ class Rival:
         self._field = field
         self._tables.clear()
 
-    def rehearse(self, n_calls: int) -> None:
+    def rehearse(self, n_calls: int, *, most: int = MAX_MOVES) -> None:
         """Run windows that are not timed until outputs come to lie where they lay before, and map that memory."""
-        for _ in range(MAX_MOVES):
+        for _ in range(most):
             self._ask({"op": "release"})
             said = self._ask({"op": "rehearse", "k": n_calls})
             self._outputs = [self._checked(row) for row in claims.rows(said, "outputs")]
@@ -372,7 +373,10 @@ class Race:
     first_ms: list[float] = field(default_factory=list)
     anatomy_ms: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)  # see WindowRun
     n_moved: int = 0
-    stages_s: dict[str, float] = field(default_factory=dict)
+    stages_s: dict[str, float] = field(default_factory=dict)  # pilot and rehearsal, and what rounds are made of
+    pulses: list[tuple[str, int, float]] = field(
+        default_factory=list
+    )  # after each window: whose, SM clock in MHz, watts
     row_errors: dict[str, float] = field(default_factory=dict)  # by output, the student's largest, relative
     n_checked_rows: int = 0
     voids: list[str] = field(default_factory=list)
@@ -430,7 +434,8 @@ class Stopwatch:
         inputs.fill(self._clock)
         for rival in rivals:
             rival.prepare(inputs, race.n_calls[rival.name])
-            rival.rehearse(race.n_calls[rival.name])
+            with self._part(race, f"rehearse-{rival.name}"):
+                rival.rehearse(race.n_calls[rival.name], most=1)
             rival.release()
         race.stages_s["rehearsal"] = self._clock() - began - race.stages_s["pilot"]
         limits: dict[str, float] = {}
@@ -441,19 +446,31 @@ class Stopwatch:
             for rival in [*reversed(timing.turn(regular, number)), *spot]:
                 self._round(rival, inputs, idle_ms, race, limits)
             for rival in others if number < EMPTY_WINDOWS else []:
-                rival.release()
-                race.empty_ms.append(rival.window(0, inputs.rows()).window_ms)
+                with self._part(race, "empty"):
+                    rival.release()
+                    run = rival.window(0, inputs.rows())
+                race.empty_ms.append(run.window_ms)
+                race.anatomy_ms.setdefault(f"empty-{rival.name}", []).append(run.anatomy_ms)
             over = self._clock() - began > budget_s
             naive_ms, student_ms = self.per_call(race, "naive"), self.per_call(race, "student")
             if number + 1 >= OTHER_ROUNDS and (over or timing.enough(naive_ms, student_ms, seed=self._seed)):
                 break
-        self._look_at_first_call(student, inputs, race)
+        with self._part(race, "first"):
+            self._look_at_first_call(student, inputs, race)
         for rival in rivals:
             rival.release()
         for rival in others:
             self._hold_to_record(rival, size, race)
         race.seconds = self._clock() - began
         return race
+
+    @contextlib.contextmanager
+    def _part(self, race: Race, name: str) -> Iterator[None]:
+        began = self._clock()
+        try:
+            yield
+        finally:
+            race.stages_s[name] = race.stages_s.get(name, 0.0) + self._clock() - began
 
     def per_call(self, race: Race, name: str) -> list[float]:
         """Milliseconds of one call, for each window."""
@@ -522,24 +539,31 @@ class Stopwatch:
     def _round(self, rival: Rival, inputs: Field, idle_ms: float, race: Race, limits: dict[str, float]) -> None:
         """One window of one rival, with its rows compared; a void one is tried again."""
         n_calls = race.n_calls[rival.name]
-        for _ in range(MAX_MOVES):
-            rival.release()
-            fill_ms = inputs.fill(self._clock)
+        for last in (*[False] * (MAX_MOVES - 1), True):
+            with self._part(race, "release"):
+                rival.release()
+            with self._part(race, "fill"):
+                fill_ms = inputs.fill(self._clock)
             race.fill_ms.append(fill_ms)
             if not timing.fill_was_idle(fill_ms, idle_ms=idle_ms):
                 race.voids.append(f"{rival.name}: writing the inputs took {fill_ms:.2f} ms, idle {idle_ms:.2f}")
                 continue
             rows = inputs.rows()
             try:
-                run = rival.window(n_calls, rows)
+                with self._part(race, f"window-{rival.name}"):
+                    run = rival.window(n_calls, rows)
             except VoidError as exc:
                 race.voids.append(f"{rival.name}: {exc}")
                 rival.rehearse(n_calls)
                 continue
-            self._compare(rival, run, rows, inputs, race, limits)
+            race.n_moved += run.moved
+            if run.moved and rival.name not in race.times_ms and not last:
+                continue  # its memory finds its place in the first window
+            race.pulses.append((rival.name, *self._gpu.pulse()))
+            with self._part(race, "compare"):
+                self._compare(rival, run, rows, inputs, race, limits)
             race.times_ms.setdefault(rival.name, []).append(run.window_ms)
             race.anatomy_ms.setdefault(rival.name, []).append(run.anatomy_ms)
-            race.n_moved += run.moved
             race.events_ms.setdefault(rival.name, []).append(run.events_ms / n_calls)
             return
         raise VoidError(f"{MAX_MOVES} windows in a row said nothing: {race.voids[-1]}")

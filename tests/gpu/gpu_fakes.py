@@ -48,6 +48,9 @@ class FakeGpu:
         self.clock.pass_ms(self.settle_ms)
         self.on_settle()
 
+    def pulse(self):
+        return 1980, 400.0
+
     def map(self, start, size_bytes, handle):
         if handle == "bad":
             raise NotMappableError("not a handle")

@@ -146,6 +146,11 @@ class Gpu:
             processes=tuple(sorted(one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(h))),
         )
 
+    def pulse(self) -> tuple[int, float]:
+        """SM clock in MHz and power in watts, in two questions to NVML."""
+        clock_mhz = _ask(pynvml.nvmlDeviceGetClockInfo, self._nvml, pynvml.NVML_CLOCK_SM)
+        return clock_mhz, _ask(pynvml.nvmlDeviceGetPowerUsage, self._nvml) / 1000
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """No student's code runs on this GPU outside this lock. Held against other workers of this host too."""

@@ -34,6 +34,9 @@ class TimedGpu(Protocol):
     def settle(self) -> None:
         """Wait for everything this process asked of the GPU."""
 
+    def pulse(self) -> tuple[int, float]:
+        """SM clock in MHz and power in watts at this moment; zeros where the card does not tell."""
+
     def map(self, start: int, size_bytes: int, handle: str) -> Mapped:
         """Map a candidate's allocation. Raises NotMappableError when the handle is no good or spans less than said."""
 
