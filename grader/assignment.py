@@ -6,6 +6,7 @@ service runs. Every complaint names file, key, value and remedy.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import hashlib
 import itertools
@@ -86,6 +87,7 @@ class MemorySweep:
     axes: Mapping[str, int]  # the other axes; the swept one may set several, see `along`
     along: tuple[str, ...]  # the axes that take the swept size, e.g. queries and keys
     pass_exponent: float  # at most this passes
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class Structure:
     max_bytes_ratio: float  # unique bytes, times the least possible
     torch_ops: tuple[str, ...]  # operations that are allowed beside copies, fills and views
     max_tile_elements: int | None = None  # largest tile on the chip at `axes`; None: any
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +177,18 @@ def load_assignment(folder: Path) -> Assignment:
     digest = hashlib.sha256("\0".join(texts[name] for name in _FILES).encode()).hexdigest()
     root = _Table(file, "", data)
     return _assignment(root, folder.name, texts["handout.md"], texts["starter.py"], digest)
+
+
+def in_dtype(assignment: Assignment, dtype: str) -> Assignment:
+    """The same assignment with everything that is asked in float32 asked in `dtype`: probes, memory and structure."""
+    cases = (dataclasses.replace(one, dtype=dtype) if one.dtype == "float32" else one for one in assignment.cases)
+    memory = assignment.memory
+    return dataclasses.replace(
+        assignment,
+        cases=tuple(cases),
+        memory=dataclasses.replace(memory, dtype=dtype) if memory is not None else None,
+        structure=dataclasses.replace(assignment.structure, dtype=dtype),
+    )
 
 
 def load_assignments(folder: Path) -> tuple[dict[str, Assignment], dict[str, str]]:
@@ -409,6 +424,7 @@ def _memory(table: _Table) -> MemorySweep:
         axes=axes,
         along=table.texts("along"),
         pass_exponent=table.number("pass_exponent"),
+        dtype=table.choice("dtype", DTYPES, "float32"),
     )
     for key in ("sizes", "cuda_sizes"):
         values = getattr(found, key)
@@ -427,6 +443,7 @@ def _structure(table: _Table) -> Structure:
         max_bytes_ratio=table.number("max_bytes_ratio", least=1.0),
         torch_ops=table.texts("torch_ops", []),
         max_tile_elements=table.integer("max_tile_elements", least=1) if table.has("max_tile_elements") else None,
+        dtype=table.choice("dtype", DTYPES, "float32"),
     )
     table.close()
     return found

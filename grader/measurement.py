@@ -134,6 +134,17 @@ ProbeRun = ProbeMeasured | ProbeFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFault:
+    """What compute-sanitizer saw when a probe that broke the GPU's context ran once more under it. A claim."""
+
+    probe: str
+    what: str  # e.g. "Invalid __global__ write of size 4 bytes"; hostile text, as the next two
+    where: str  # how far from which allocation
+    kernel: str
+    line: int | None  # of the student's file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MistakeOnProbe:
     """How a known mistake's outputs lie to the student's and to the oracle's, on one probe."""
 
@@ -366,6 +377,7 @@ class Examination:
     compile_report: CompileReport | None = None
     timings: tuple[Timing, ...] = ()
     gpu: GpuFacts | None = None
+    device_fault: DeviceFault | None = None
     evidence: tuple[Evidence, ...] = ()
     stages: tuple[Stage, ...] = ()
     stdout: str = ""  # bounded; hostile text

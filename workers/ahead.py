@@ -116,7 +116,7 @@ def calls(assignment: Assignment, operation: Operation) -> list[Call]:
     if assignment.memory is not None:
         for size in assignment.memory.cuda_sizes:
             swept = dict(assignment.memory.axes) | dict.fromkeys(assignment.memory.along, size)
-            add(swept, "float32", assignment.structure.options, "contiguous")
+            add(swept, assignment.memory.dtype, assignment.structure.options, "contiguous")
     if assignment.speed is not None:
         for axes in assignment.speed.sizes:
             add(axes, assignment.speed.dtype, assignment.speed.options, "contiguous")

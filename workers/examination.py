@@ -42,7 +42,7 @@ from grader.measurement import (
     ProbeRun,
     Stage,
 )
-from reference.operation import Inputs, Mistake, Operation, Options
+from reference.operation import Inputs, Mistake, Operation, Options, Specs
 from workers import claims, numerics
 from workers.compiling import compile_report
 from workers.devices.cpu import Arena, ArenaFullError, Placed, Slot
@@ -274,13 +274,9 @@ class Examiner:
         return []
 
     def _probe(self, interview: Interview, arena: Arena, case: Case) -> tuple[ProbeMeasured, Answer | None]:
-        arena.clear()
-        inputs = self._inputs(case, 0)
-        placed = self._place(arena, case, inputs)
-        options = [(case.options or {}).get(name) for name in self.operation.options]
-        specs = self.operation.output_specs(inputs, case.options or {})
-        slots = arena.place_slots({name: shape for name, (shape, _) in specs.items()}, self.gradients)
-        request = self._request(placed, options, slots) | {"keep": "first" if case.check == "fresh-inputs" else None}
+        laid = self._lay_out(arena, case)
+        inputs, placed, specs, slots = laid.inputs, laid.placed, laid.specs, laid.slots
+        request = laid.request | {"keep": "first" if case.check == "fresh-inputs" else None}
         interview.ask(request, stage=case.name)
         expected = _Expected(self.operation, self.bench, inputs, case)  # computed while the candidate works
         answer = interview.answer(self._call_s())
@@ -368,15 +364,15 @@ class Examiner:
 
     # -- audit and memory ----------------------------------------------------------------------------------------
 
-    def audit(self) -> Audited:
-        """Watch one call in the instrumented interpreter, and its memory at growing sizes."""
+    def audit(self, *, sweep: bool = True) -> Audited:
+        """Watch one call in the instrumented interpreter, and with `sweep` its memory at growing sizes."""
         found = Audited()
         interview, arena = self.begin()
         try:
             self.load(interview)
             with self.stage("audit"):
                 self._audit_call(interview, arena, found)
-            if self.assignment.memory is not None:
+            if sweep and self.assignment.memory is not None:
                 with self.stage("memory"):
                     self._sweep(interview, arena, found)
         except CandidateFailedError as exc:
@@ -392,10 +388,10 @@ class Examiner:
     def _audit_call(self, interview: Interview, arena: Arena, found: Audited) -> None:
         """Three calls. What the first one showed stands, also when the file fails in one of the others."""
         structure = self.assignment.structure
-        case = Case(name="audit", axes=structure.axes, tries="", options=structure.options)
+        case = Case(name="audit", axes=structure.axes, tries="", options=structure.options, dtype=structure.dtype)
         facts, outputs = self._watched(interview, arena, case, "full")
         forward, backward = facts["forward"], facts.get("backward", {})
-        costs = self.operation.costs(structure.axes, torch.float32, structure.options)
+        costs = self.operation.costs(structure.axes, getattr(torch, structure.dtype), structure.options)
         saved = claims.storages(forward, "saved")
         found.audit = Audit(
             axes=dict(structure.axes),
@@ -437,7 +433,8 @@ class Examiner:
         for number, size in enumerate(sweep.sizes):
             self.progress("memory", number / len(sweep.sizes))
             axes = dict(sweep.axes) | dict.fromkeys(sweep.along, size)
-            case = Case(name=f"memory-{size}", axes=axes, tries="", options=self.assignment.structure.options)
+            options = self.assignment.structure.options
+            case = Case(name=f"memory-{size}", axes=axes, tries="", options=options, dtype=sweep.dtype)
             try:
                 self._check_time(case.name)
                 found.memory.append(self._memory_point(interview, arena, case, size))
@@ -457,7 +454,7 @@ class Examiner:
     def _memory_point(self, interview: Interview, arena: Arena, case: Case, size: int) -> MemoryPoint:
         facts, _ = self._watched(interview, arena, case, "full")
         forward, backward = facts["forward"], facts.get("backward")
-        costs = self.operation.costs(case.axes, torch.float32, case.options or {})
+        costs = self.operation.costs(case.axes, getattr(torch, case.dtype), case.options or {})
         return MemoryPoint(
             size=size,
             peak_bytes=claims.count(forward, "peak_bytes"),
@@ -472,17 +469,11 @@ class Examiner:
         self, interview: Interview, arena: Arena, case: Case, level: str, order: str | None = None
     ) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, torch.Tensor]]:
         """Facts and outputs of one call under the instrumented interpreter."""
-        arena.clear()
-        inputs = self._inputs(case, 0)
-        placed = self._place(arena, case, inputs)
-        options = [(case.options or {}).get(name) for name in self.operation.options]
-        specs = self.operation.output_specs(inputs, case.options or {})
-        slots = arena.place_slots({name: shape for name, (shape, _) in specs.items()}, self.gradients)
-        request = self._request(placed, options, slots) | {"watch": level, "order": order}
-        interview.ask(request, stage=case.name)
+        laid = self._lay_out(arena, case)
+        interview.ask(laid.request | {"watch": level, "order": order}, stage=case.name)
         answer = interview.answer(self._call_s())
-        want = {name: torch.empty(shape) for name, (shape, _) in specs.items()}
-        outputs, _ = self._read(interview, arena, slots, answer, want)
+        want = {name: torch.empty(shape) for name, (shape, _) in laid.specs.items()}
+        outputs, _ = self._read(interview, arena, laid.slots, answer, want)
         facts = {key: _facts(answer, key) for key in ("forward", "backward") if _facts(answer, key)}
         if "forward" not in facts:
             raise claims.ClaimError("no facts about the forward")
@@ -563,6 +554,26 @@ class Examiner:
             return claims.text(answer, "entry", 200)
         except claims.ClaimError as exc:
             raise interview.broke_protocol(str(exc)) from None
+
+    def call_once(self, interview: Interview, arena: Arena, case: Case, timeout_s: float) -> None:
+        """One call with the very inputs of that probe, and nothing around them. Its outputs are not looked at.
+
+        Raises:
+            CandidateFailedError: it failed again.
+            AssignmentError: the inputs do not fit.
+        """
+        interview.ask(self._lay_out(arena, case).request | {"poison": False}, stage=case.name)
+        interview.answer(timeout_s)
+
+    def _lay_out(self, arena: Arena, case: Case) -> _Laid:
+        """Put one probe's inputs and room for its outputs into the arena, and word the request."""
+        arena.clear()
+        inputs = self._inputs(case, 0)
+        placed = self._place(arena, case, inputs)
+        options = [(case.options or {}).get(name) for name in self.operation.options]
+        specs = self.operation.output_specs(inputs, case.options or {})
+        slots = arena.place_slots({name: shape for name, (shape, _) in specs.items()}, self.gradients)
+        return _Laid(inputs, placed, specs, slots, self._request(placed, options, slots))
 
     def _close(self, interview: Interview, found: Numerics) -> None:
         ending = interview.end()
@@ -653,6 +664,17 @@ class Examiner:
             yield
         finally:
             self.stages.append(Stage(name=name, seconds=round(time.monotonic() - started, 4)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """One probe in the arena."""
+
+    inputs: dict[str, torch.Tensor]
+    placed: list[Placed]
+    specs: Specs
+    slots: list[Slot]
+    request: dict[str, Any]
 
 
 class _Expected:

@@ -46,6 +46,7 @@ from workers.devices.cpu import Arena, interpreter_pool
 from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
 from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRowsError
 from workers.interview import CandidateFailedError, Interview
+from workers.sanitizer import broken_probe, look_closer
 
 if TYPE_CHECKING:
     # at run time only where a GPU is opened: it needs a driver, and this module has parts that do not
@@ -198,13 +199,18 @@ def examine_on_gpu(
             stack.callback(own_rivals.close)
         threads = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit"))
         on_cpu = Examiner(assignment, source, interpreter, progress, exam_seed) if interpreter is not None else None
-        audited_later = threads.submit(on_cpu.audit) if on_cpu is not None else None
+        audited_later = threads.submit(on_cpu.audit, sweep=False) if on_cpu is not None else None
         began = time.monotonic()
         archives = ahead.compile(assignment, source) if ahead is not None else []
         noted.seconds["compile-ahead"] = time.monotonic() - began
         on_gpu = Examiner(assignment, source, sandboxes, progress, exam_seed, CudaBench(gpu, archives))
         course = _Course(assignment, on_gpu, gpu, own_rivals, noted, exam_seed, ceilings)
         course.run()
+        began = time.monotonic()
+        fault = None
+        if (broken := broken_probe(assignment, course.numeric.probes, is_sticky)) is not None:
+            fault = look_closer(on_gpu, broken, archives=archives, lock=gpu.lock)
+        noted.seconds["second-look"] = time.monotonic() - began
         audited = audited_later.result() if audited_later is not None else Audited()
         audited = dataclasses.replace(audited, memory=course.memory)
         if on_cpu is not None:
@@ -219,6 +225,7 @@ def examine_on_gpu(
         examination,
         timings=tuple(course.timings),
         gpu=GpuFacts(memory_bytes=gpu.total_bytes, ceilings=ceilings, before=course.before, after=course.after),
+        device_fault=fault,
         evidence=tuple(dict.fromkeys((*examination.evidence, *course.evidence))),
     )
 
@@ -502,12 +509,13 @@ class _Course:
         assert sweep is not None
         operation = self._examiner.operation
         axes = dict(sweep.axes) | dict.fromkeys(sweep.along, size)
-        costs = operation.costs(axes, torch.float32, options)
+        dtype = getattr(torch, sweep.dtype)
+        costs = operation.costs(axes, dtype, options)
         inputs = Field(
             self._gpu,
             operation,
             timed,
-            Size(axes=axes, dtype=torch.float32, options=options),
+            Size(axes=axes, dtype=dtype, options=options),
             1,
             seed=self._seed,
         )

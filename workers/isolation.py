@@ -121,14 +121,22 @@ class Recipe:
     """What all candidates of one pool have in common."""
 
     def __init__(
-        self, *, isolated: bool, limits: Limits, env: Mapping[str, str], gpu: bool, program: Path | None
+        self,
+        *,
+        isolated: bool,
+        limits: Limits,
+        env: Mapping[str, str],
+        gpu: bool,
+        program: Path | None,
+        under: Sequence[str] = (),
     ) -> None:
         self.isolated = isolated
         self._limits = limits
         self._gpu = gpu
+        self._under = list(under)
         self._env = dict(env)
         self._files = _app_files(program)
-        self._runtime = _runtime_folders()
+        self._runtime = _runtime_folders(under)
         self._bwrap = _find_bwrap() if isolated else None
         self._filter: bytes | None = None
         if isolated:
@@ -164,7 +172,7 @@ class Recipe:
             seccomp=None if self._filter is None else base64.b64encode(self._filter).decode(),
             env=self._environment(work),
             workdir=work,
-            command=[sys.executable, "-I", "-B", f"{app}/run.py", *map(str, arguments)],
+            command=[*self._under, sys.executable, "-I", "-B", f"{app}/run.py", *map(str, arguments)],
         )
 
     def _rlimits(self, uid: int | None, cgroup: Cgroup) -> tuple[dict[str, int], int]:
@@ -241,9 +249,10 @@ def _app_files(program: Path | None) -> dict[str, bytes]:
     return files
 
 
-def _runtime_folders() -> list[str]:
-    """Folders that hold the interpreter and its packages, and are not part of what every sandbox binds anyway."""
+def _runtime_folders(under: Sequence[str]) -> list[str]:
+    """Folders of the interpreter, its packages and the program it runs under, less what every sandbox binds anyway."""
     wanted = {sys.prefix, sys.base_prefix, str(Path(sys.base_prefix).resolve())}
+    wanted |= {str(Path(program).parent) for program in under[:1]}
     wanted.add(str(Path(sys.executable).resolve().parent.parent))
     folders: list[str] = []
     for folder in sorted(wanted):  # parents first

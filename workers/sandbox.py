@@ -115,6 +115,7 @@ class Sandbox:
         self._outputs = outputs
         self._heads = (bytearray(), bytearray())
         self._output_bytes_total = 0
+        self._n_own = 0  # processes of its tree before anything of a student's ran
         self._stop_reading = os.eventfd(0, os.EFD_CLOEXEC)
         self._reader = threading.Thread(target=self._read_outputs, name=f"sandbox-{self.pid}", daemon=True)
         self._reader.start()
@@ -150,6 +151,10 @@ class Sandbox:
             return "output-limit"
         return "memory-limit" if self._cgroup.oom_kills() else None
 
+    def n_started_processes(self) -> int:
+        """How many processes there are beyond those it had when it was ready."""
+        return max(0, len(processes.alive(self._tree())) - self._n_own) if self._is_alive() else 0
+
     def memory_peak_bytes(self) -> int | None:
         """Highest memory of the whole tree since the last reset; None where nothing counts it."""
         return self._cgroup.memory_peak_bytes()
@@ -166,6 +171,14 @@ class Sandbox:
                 self._on_end(self)
             return self._ending
 
+    def finish(self, timeout_s: float) -> Ending:
+        """Let it end by itself, so that what it prints at its end is read too; kill it when it does not in time."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)  # a candidate that finds no more requests leaves
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self.kill()
+
     def wait_ready(self, timeout_s: float) -> None:
         """Wait for its first frame. Raises what Channel.receive does, and ProtocolError for another frame."""
         message = self.channel.receive(timeout_s)
@@ -173,6 +186,7 @@ class Sandbox:
             raise ProtocolError(f"first frame was {message['op']!r}")
         if self._has_hung_up() or not self._is_alive():
             raise PeerGoneError("ended after it was ready")
+        self._n_own = len(processes.alive(self._tree()))
 
     def warm_time_left_s(self) -> float:
         """How much longer it may take to get ready."""
@@ -294,6 +308,7 @@ class SandboxPool:
         slots: the slots (uid 61000 + slot) to use, as root; None takes any that no other worker on this host uses.
         gpu: give access to the NVIDIA devices, and allow the system calls that CUDA makes.
         program: a file to run in place of workers/candidate.py.
+        under: a command that starts the candidate, given its own as arguments: path and options.
     """
 
     def __init__(
@@ -308,6 +323,7 @@ class SandboxPool:
         slots: Sequence[int] | None = None,
         gpu: bool = False,
         program: Path | None = None,
+        under: Sequence[str] = (),
     ) -> None:
         self.isolation = host_isolation() if isolation == "auto" else NO_ISOLATION
         self._limits = limits
@@ -315,7 +331,9 @@ class SandboxPool:
         self._size = size
         self._refill = refill
         self._n_started = self._n_waiting = 0
-        self._recipe = Recipe(isolated=isolation == "auto", limits=limits, env=argv_env, gpu=gpu, program=program)
+        self._recipe = Recipe(
+            isolated=isolation == "auto", limits=limits, env=argv_env, gpu=gpu, program=program, under=under
+        )
         self._slots = _Slots(slots) if self._recipe.isolated and may_use_slots() else None
         self._slot: int | None = None  # taken for the candidate that is started next
         self._owner = Owner.myself()

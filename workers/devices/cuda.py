@@ -168,9 +168,8 @@ def cuda_pool(
     limits: assignment.Limits, *, size: int, refill: bool = True, isolation: Literal["auto", "none"] = "auto"
 ) -> Iterator[SandboxPool]:
     """Warm candidates with a CUDA context. Raises SandboxUnavailable where none can be had."""
-    env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES") if name in os.environ}
     pool = SandboxPool(
-        argv_env=env,
+        argv_env=cuda_environment(),
         arena_bytes=CONTROL_BYTES,
         limits=Limits(
             memory_bytes=max(GPU_MEMORY_BYTES, limits.memory_bytes),
@@ -190,6 +189,11 @@ def cuda_pool(
         yield pool
     finally:
         pool.close()
+
+
+def cuda_environment() -> dict[str, str]:
+    """What of our environment a candidate needs to find the GPU."""
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES") if name in os.environ}
 
 
 def view(start: int, size_bytes: int) -> torch.Tensor:

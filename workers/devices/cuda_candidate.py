@@ -9,19 +9,25 @@ backward, trim.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import mmap
 import os
 import tarfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
+
+from workers.storages import OperationCounts
 
 if TYPE_CHECKING:
     from workers.candidate import Candidate
@@ -41,6 +47,8 @@ def _warm_kernel(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 class CudaHalf:
     """What the candidate does differently on a GPU. Makes its CUDA context and Triton's driver before it is ready."""
+
+    _on_host = False  # whether the memory shared with the examiner is the host's
 
     def __init__(self, arena: mmap.mmap, submission_file: str) -> None:
         self._host, self._submission_file = arena, submission_file
@@ -75,14 +83,24 @@ class CudaHalf:
         }
 
     def flat(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
-        """[count], a view of the examiner's memory from byte `offset` on."""
+        """[count], a view of the examiner's memory from byte `offset` on; without any on the GPU, a copy there."""
+        if self._on_host:
+            # cloned first: on the GPU it is an allocation of its own, with nothing behind its end
+            return self._memory[offset : offset + count * dtype.itemsize].clone().view(dtype).cuda()
         return self._memory[offset : offset + count * dtype.itemsize].view(dtype)
 
     def watch(self, message: Message, inputs: Mapping[str, torch.Tensor]) -> _CudaWatch:  # noqa: ARG002
         """A context around one call; leaving it waits for the GPU, so that an error in a kernel is this call's."""
-        return _CudaWatch(poison=message.get("poison", False))
+        counts = OperationCounts(self._submission_file)
+        return _CudaWatch(counts, poison=message.get("poison", False), launches=message.get("launches") != "off")
 
     def _open_arena(self, message: Message) -> Message:
+        if message.get("host"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that it may not be written
+                self._memory = torch.frombuffer(self._host, dtype=torch.uint8)
+            self._on_host = True
+            return {"op": "opened"}
         from cuda.bindings import runtime
 
         handle = runtime.cudaIpcMemHandle_t()
@@ -252,35 +270,63 @@ class _Plan:
 
 
 class _CudaWatch:
-    """NaN in whatever torch.empty gives, with a fence on either side, for one call."""
+    """NaN in whatever torch.empty gives, with a fence on either side, for one call; torch operations are counted."""
 
-    def __init__(self, *, poison: bool) -> None:
-        self._mode = _FencedEmpties() if poison else None
+    def __init__(self, counts: OperationCounts, *, poison: bool, launches: bool) -> None:
+        self._counts = counts
+        self._mode = _FencedEmpties(counts) if poison else None
+        self._launches = contextlib.nullcontext() if launches else without_launches()
         self._broken = False
 
     def __enter__(self) -> _CudaWatch:
+        self._launches.__enter__()
         if self._mode is not None:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Any) -> None:
         if self._mode is not None:
             self._mode.__exit__(*exc)  # type: ignore[no-untyped-call]
+        self._launches.__exit__(*exc)
         if exc[0] is None:
             torch.cuda.synchronize()
             self._broken = self._mode is not None and self._mode.broken()
 
     def facts(self, outputs: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:  # noqa: ARG002
-        """What was seen: a write just outside a tensor that the call allocated."""
+        """What was seen: a write just outside a tensor that the call allocated, and torch's own computing."""
         found = {"kind": "out-of-bounds-store", "message": "a kernel wrote just outside a tensor that the call made"}
-        return {"findings": [found] if self._broken else []}
+        return {"findings": [found] if self._broken else []} | self._counts.facts()
+
+
+@contextlib.contextmanager
+def without_launches() -> Iterator[None]:
+    """Triton launches, and replays of CUDA graphs, do nothing meanwhile. What still comes out, no kernel computed."""
+    run = JITFunction.run
+
+    def only_compile(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **kwargs) if warmup else None
+
+    stock: list[tuple[Any, str, Any]] = [
+        (JITFunction, "run", run),
+        (CompiledKernel, "__getitem__", CompiledKernel.__getitem__),
+        (torch.cuda.CUDAGraph, "replay", torch.cuda.CUDAGraph.replay),
+    ]
+    idle = [only_compile, lambda _self, _grid: lambda *_args, **_kwargs: None, lambda _self: None]
+    try:
+        for (owner, name, _), nothing in zip(stock, idle, strict=True):
+            setattr(owner, name, nothing)
+        yield
+    finally:
+        for owner, name, before in stock:
+            setattr(owner, name, before)
 
 
 class _FencedEmpties(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives `torch.empty` and its kin memory that is NaN and lies between two bands of a known pattern."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: OperationCounts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._counts = counts
         self._fenced: list[tuple[torch.Tensor, int]] = []  # whole buffer, bytes inside
 
     @classmethod
@@ -290,6 +336,7 @@ class _FencedEmpties(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        self._counts.note(func, made)
         if func.__name__.partition(".")[0] not in _EMPTIES or not made.is_cuda or not made.numel():
             return made
         size = made.untyped_storage().nbytes()
