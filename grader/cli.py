@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -33,7 +34,7 @@ from grader.queue import Doorbell, log_to_stderr, make_celery
 from grader.settings import DEVICES, Settings, known_variables
 from grader.terminal import print_report
 from grader.verdicts import Grade
-from grader.wording import in_words, one_line, plain
+from grader.wording import count, in_words, one_line, plain
 
 FAILED = 2  # exit status where nothing was graded
 
@@ -363,7 +364,8 @@ def list_courses() -> None:
             for entry in course.assignments_of(session, one.id):
                 closed = f", closed: {entry.closed_reason}" if entry.closed_reason else ""
                 deadline = _deadline(entry.deadline) if entry.deadline else "the folder's deadline"
-                click.echo(f"    {entry.slug}: {entry.device}, {deadline}{closed}")
+                late = f", {count(entry.late_days, 'late day')} at {entry.late_percent:g} %" if entry.late_days else ""
+                click.echo(f"    {entry.slug}: {entry.device}, {deadline}{late}{closed}")
 
 
 @course_group.command("enrol")
@@ -378,29 +380,34 @@ def enrol(course_slug: str, names: tuple[str, ...], role: str) -> None:
             course.enrol(session, course_id=found.id, user_id=_user(session, name).id, role=Role(role))
 
 
+class Moment(click.DateTime):
+    """A moment in UTC, or `none`."""
+
+    name = "moment|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if value == "none" else super().convert(value, param, ctx).replace(tzinfo=UTC)
+
+
 @course_group.command("assign")
 @click.argument("course_slug")
 @click.argument("slugs", nargs=-1, required=True)
-@click.option("--device", type=click.Choice(DEVICES), default="cpu", show_default=True, help="What grades it.")
-@click.option("--deadline", type=click.DateTime(), help="UTC; overrides the folder's.")
-@click.option("--opens-at", type=click.DateTime(), help="UTC.")
-def assign(
-    course_slug: str, slugs: tuple[str, ...], device: str, deadline: datetime | None, opens_at: datetime | None
-) -> None:
-    """Set assignments in a course, or change when and where they are graded."""
+@click.option("--device", type=click.Choice(DEVICES), help="What grades it; cpu for a new one.")
+@click.option("--deadline", type=Moment(), help="UTC; overrides the folder's. none: the folder's stands.")
+@click.option("--opens-at", type=Moment(), help="UTC. none: at once.")
+@click.option("--late-days", type=click.IntRange(0, 365), help="Days after the deadline in which it is still taken.")
+@click.option("--late-percent", type=click.FloatRange(0, 100), help="Taken off the points for each begun late day.")
+@click.pass_context
+def assign(ctx: click.Context, /, course_slug: str, slugs: tuple[str, ...], **given: Any) -> None:
+    """Set assignments in a course, or change when and where they are graded. What is not named stays as it is."""
+    # None may be a value: ask whether the option was there
+    named = {key: value for key, value in given.items() if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE}
     settings = _settings()
     with _database(settings) as database, database.write() as session:
         found = _course(session, course_slug)
         for slug in slugs:
             Catalog(settings.assignments_dir).load(slug)
-            course.set_assignment(
-                session,
-                course_id=found.id,
-                slug=slug,
-                device=device,
-                deadline=_utc(deadline),
-                opens_at=_utc(opens_at),
-            )
+            course.set_assignment(session, course_id=found.id, slug=slug, **named)
 
 
 @course_group.command("reopen")
@@ -614,10 +621,6 @@ def _entry(session: Session, course_slug: str, slug: str) -> CourseAssignment:
 
 def _new_password(from_stdin: bool) -> str:
     return sys.stdin.readline().rstrip("\n") if from_stdin else accounts.random_password()
-
-
-def _utc(moment: datetime | None) -> datetime | None:
-    return moment.replace(tzinfo=UTC) if moment else None
 
 
 def _deadline(moment: datetime | None) -> str:

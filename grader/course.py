@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import secrets
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,8 +14,11 @@ from sqlalchemy.orm import Session, joinedload
 
 from grader import accounts
 from grader.assignment import SLUG, Assignment, load_assignment
+from grader.deadlines import Window
 from grader.errors import AssignmentError, UserError
 from grader.models import Course, CourseAssignment, Enrollment, Extension, Role, User
+
+WindowOf = Callable[[int], Window]  # by user id
 
 # what students read of an assignment that staff or a worker closed
 CLOSED = "This assignment is closed at the moment. Your instructor has been told why."
@@ -49,24 +53,6 @@ class Catalog:
     def slugs(self) -> list[str]:
         """Every folder that holds an assignment.toml, whether it loads or not."""
         return sorted(path.parent.name for path in self.folder.glob("*/assignment.toml"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """When one student may hand in one assignment."""
-
-    opens_at: datetime | None
-    deadline: datetime | None
-    extended: bool  # the deadline is this student's own
-
-    def why_closed(self, now: datetime) -> str | None:
-        """A sentence for the student, or None while it is open."""
-        if self.opens_at is not None and now < self.opens_at:
-            return f"This assignment opens on {self.opens_at:%d %B %Y at %H:%M} UTC."
-        if self.deadline is not None and now > self.deadline:
-            whose = "Your extended deadline" if self.extended else "The deadline"
-            return f"{whose} was {self.deadline:%d %B %Y at %H:%M} UTC. Ask your instructor for an extension."
-        return None
 
 
 def create_course(session: Session, *, slug: str, title: str, now: datetime) -> Course:
@@ -152,16 +138,30 @@ def role_in(session: Session, *, user: User, course_id: int) -> Role | None:
     return found.role if found else None
 
 
+class Keep(enum.Enum):
+    """Stands for an argument that nobody gave: what is there stays. None would mean "no deadline"."""
+
+    AS_IT_IS = enum.auto()
+
+
 def set_assignment(
     session: Session,
     *,
     course_id: int,
     slug: str,
-    device: str = "cpu",
-    opens_at: datetime | None = None,
-    deadline: datetime | None = None,
+    device: str | Keep = Keep.AS_IT_IS,
+    opens_at: datetime | Keep | None = Keep.AS_IT_IS,
+    deadline: datetime | Keep | None = Keep.AS_IT_IS,
+    late_days: int | Keep = Keep.AS_IT_IS,
+    late_percent: float | Keep = Keep.AS_IT_IS,
 ) -> CourseAssignment:
-    """Set an assignment in a course, or change when and where it is graded. It comes last among the course's."""
+    """Set an assignment in a course, or change when and where it is graded. A new one comes last among the course's.
+
+    Args:
+        deadline: overrides the folder's; None: the folder's stands.
+        late_days: so many days after the deadline hand-ins are still taken.
+        late_percent: of the points, taken off for each begun late day.
+    """
     found = session.scalars(
         select(CourseAssignment).where(CourseAssignment.course_id == course_id, CourseAssignment.slug == slug)
     ).one_or_none()
@@ -169,7 +169,16 @@ def set_assignment(
         position = len(assignments_of(session, course_id))
         found = CourseAssignment(course_id=course_id, slug=slug, position=position)
         session.add(found)
-    found.device, found.opens_at, found.deadline = device, opens_at, deadline
+    given = {
+        "device": device,
+        "opens_at": opens_at,
+        "deadline": deadline,
+        "late_days": late_days,
+        "late_percent": late_percent,
+    }
+    for name, value in given.items():
+        if value is not Keep.AS_IT_IS:
+            setattr(found, name, value)
     session.flush()
     return found
 
@@ -203,12 +212,30 @@ def window(session: Session, *, entry: CourseAssignment, assignment: Assignment,
     return window_until(entry, assignment, until)
 
 
-def window_until(entry: CourseAssignment, assignment: Assignment, until: datetime | None) -> Window:
-    """The same of a student whose extension is known: `until`, or None without one."""
-    deadline = entry.deadline or assignment.deadline
+def window_until(entry: CourseAssignment, assignment: Assignment | None, until: datetime | None) -> Window:
+    """The same of a student whose extension is known: `until`, or None without one.
+
+    Args:
+        assignment: None where the folder does not load; the folder's deadline is then not known.
+    """
+    deadline = entry.deadline or (assignment.deadline if assignment else None)
     # an extension granted before the deadline moved later must not shorten it
     extended = until is not None and deadline is not None and until > deadline
-    return Window(opens_at=entry.opens_at, deadline=until if extended else deadline, extended=extended)
+    return Window(
+        opens_at=entry.opens_at,
+        deadline=until if extended else deadline,
+        extended=extended,
+        late_days=entry.late_days,
+        late_percent=entry.late_percent,
+    )
+
+
+def windows_of(session: Session, *, entry: CourseAssignment, assignment: Assignment | None) -> WindowOf:
+    """The window of any student of that assignment, from one statement."""
+    query = select(Extension.user_id, Extension.until).where(Extension.course_assignment_id == entry.id)
+    everybody = window_until(entry, assignment, None)
+    own = {row.user_id: window_until(entry, assignment, row.until) for row in session.execute(query)}
+    return lambda user_id: own.get(user_id, everybody)
 
 
 def grant_extension(

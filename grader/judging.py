@@ -501,7 +501,7 @@ def _speed(assignment: Assignment, examination: Examination, required_passed: bo
     full = assignment.points["speed"]
     if examination.device.kind != "cuda":
         return SpeedGrade(verdict=AxisVerdict.NOT_MEASURED, points=0.0, out_of=0.0, withheld=full)
-    timing = _headline_timing(assignment.speed, examination.timings)
+    timing = headline_timing(assignment, examination)
     # a speed is never reported for a file that is not right
     if timing is None or not required_passed:
         return SpeedGrade(verdict=AxisVerdict.NOT_RUN, points=0.0, out_of=full)
@@ -520,8 +520,12 @@ def _speed(assignment: Assignment, examination: Examination, required_passed: bo
     )
 
 
-def _headline_timing(speed: Speed, timings: Sequence[Timing]) -> Timing | None:
-    return next((timing for timing in timings if timing.axes == dict(speed.sizes[0])), None)
+def headline_timing(assignment: Assignment, examination: Examination) -> Timing | None:
+    """The timing of the size that speed is judged by."""
+    if assignment.speed is None:
+        return None
+    wanted = dict(assignment.speed.sizes[0])
+    return next((timing for timing in examination.timings if timing.axes == wanted), None)
 
 
 def _steps(speed: Speed, gpu: str) -> tuple[SpeedStep, ...]:

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
@@ -132,6 +133,9 @@ class Enrollment(Base):
     user_id: Mapped[int] = mapped_column(ForeignKey("user_account.id"), index=True)
     role: Mapped[Role]
     nickname: Mapped[str] = mapped_column(String(64))  # the only name that boards show to students
+    anonymous: Mapped[bool] = mapped_column(
+        default=False, server_default=false()
+    )  # boards do not even show the nickname
 
     course: Mapped[Course] = relationship()
     user: Mapped[User] = relationship()
@@ -150,6 +154,13 @@ class CourseAssignment(Base):
     device: Mapped[str] = mapped_column(String(16), default="cpu")  # what grades it: cpu or cuda
     opens_at: Mapped[datetime | None]
     deadline: Mapped[datetime | None]  # overrides the folder's
+    # columns that came later have a default in the database, for the rows that were there
+    late_days: Mapped[int] = mapped_column(
+        default=0, server_default="0"
+    )  # so many days after the deadline hand-ins are still taken
+    late_percent: Mapped[float] = mapped_column(
+        default=0.0, server_default="0"
+    )  # taken off the points for each begun one
     closed_reason: Mapped[str | None] = mapped_column(Text)  # for staff; closed while it is set
 
     course: Mapped[Course] = relationship()
@@ -227,6 +238,8 @@ class Result(Base):
     speedup: Mapped[float | None]  # over naive, at the headline size; None: not measured
     speedup_low: Mapped[float | None]  # 95 % interval
     speedup_high: Mapped[float | None]
+    gpu: Mapped[str | None] = mapped_column(String(120))  # what it was measured on; None: the interpreter
+    limit_share: Mapped[float | None]  # of what that GPU could do at best, at the headline size; 1.0 is the limit
     provisional: Mapped[bool]  # the device could not measure everything
     released: Mapped[bool] = mapped_column(default=False)  # staff looked at a `held` grade and published it
     released_verdict: Mapped[str] = mapped_column(String(16))  # what `verdict` is, or becomes by releasing it
@@ -234,6 +247,49 @@ class Result(Base):
     assignment_digest: Mapped[str] = mapped_column(String(64))  # the folder it was judged by
 
     submission: Mapped[Submission] = relationship(back_populates="result")
+
+
+class Board(Base):
+    """A leaderboard as it was at one moment, kept and shown as official. Only `withdrawn_at` is ever changed."""
+
+    __tablename__ = "board"
+    __table_args__ = (UniqueConstraint("course_assignment_id", "idempotency_key"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    course_assignment_id: Mapped[int] = mapped_column(ForeignKey("course_assignment.id"))
+    title: Mapped[str] = mapped_column(String(100))
+    gpu: Mapped[str | None] = mapped_column(String(120))  # the board of one GPU alone; None: of everything
+    until: Mapped[datetime | None]  # later hand-ins were left out
+    frozen_at: Mapped[datetime]
+    frozen_by: Mapped[int | None] = mapped_column(ForeignKey("user_account.id"))  # None: a command
+    withdrawn_at: Mapped[datetime | None]  # no longer shown
+    idempotency_key: Mapped[str] = mapped_column(String(64))
+
+
+class BoardEntry(Base):
+    """One line of a frozen board: what stood there then. Names are not kept: boards show what the student chooses."""
+
+    __tablename__ = "board_entry"
+    __table_args__ = (UniqueConstraint("board_id", "place"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    board_id: Mapped[int] = mapped_column(ForeignKey("board.id"))
+    place: Mapped[int]  # from 1, the order of the lines
+    rank: Mapped[int]
+    shared: Mapped[bool]
+    user_id: Mapped[int] = mapped_column(ForeignKey("user_account.id"), index=True)
+    submission_id: Mapped[int] = mapped_column(ForeignKey("submission.id"), index=True)
+    submitted_at: Mapped[datetime]
+    days_late: Mapped[int]
+    verdict: Mapped[str] = mapped_column(String(16))
+    points: Mapped[float]  # after what being late took off
+    out_of: Mapped[float]
+    withheld: Mapped[float]
+    provisional: Mapped[bool]
+    speedup: Mapped[float | None]
+    gpu: Mapped[str | None] = mapped_column(String(120))
+    limit_share: Mapped[float | None]
+    hand_ins: Mapped[int]
 
 
 class Worker(Base):

@@ -6,9 +6,10 @@ Source: Communications of the ACM 52(4), 2009, doi:10.1145/1498765.1498785. Ceil
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
-from grader.measurement import Ceilings
+from grader.measurement import Ceilings, Timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,22 @@ def roofline(*, time_ms: float, flops: int, traffic_bytes: int, dtype: str, ceil
         intensity=flops / traffic_bytes,
         ridge=peak / ceilings.copy_bytes_per_s,
     )
+
+
+def share_of_limit(timing: Timing, ceilings: Ceilings | None) -> float | None:
+    """How near one size's median time comes to the fastest possible: 1.0 is the limit. None: not known."""
+    if ceilings is None or not (timing.student_times_ms and timing.least_bytes):
+        return None
+    if timing.dtype not in ceilings.flops_per_s:
+        return None
+    found = roofline(
+        time_ms=median(timing.student_times_ms),
+        flops=timing.flops,
+        traffic_bytes=timing.least_bytes,
+        dtype=timing.dtype,
+        ceilings=ceilings,
+    )
+    return found.fraction
 
 
 def is_too_fast(time_ms: float, floor_ms: float) -> bool:

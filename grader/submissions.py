@@ -36,8 +36,9 @@ from grader.assignment import Assignment
 from grader.errors import UserError
 from grader.measurement import Examination
 from grader.models import CourseAssignment, Result, Role, State, Submission, User, Worker, WorkerStatus
+from grader.roofline import share_of_limit
 from grader.settings import Settings
-from grader.wording import plain
+from grader.wording import one_line, plain
 
 # a student who had many gradings within this window waits behind one who had few
 FAIRNESS_WINDOW = timedelta(minutes=10)
@@ -587,9 +588,17 @@ def _judge_into(row: Result, examination: Examination, assignment: Assignment, n
     speed = grade.speed
     row.speedup = speed.speedup if speed else None
     row.speedup_low, row.speedup_high = (speed.low, speed.high) if speed else (None, None)
+    row.gpu = one_line(examination.device.name, 120) if examination.device.kind == "cuda" else None
+    row.limit_share = _limit_share(assignment, examination) if speed and speed.speedup is not None else None
     row.provisional = grade.provisional
     row.judged_at = now
     row.assignment_digest = assignment.digest
+
+
+def _limit_share(assignment: Assignment, examination: Examination) -> float | None:
+    timing = judging.headline_timing(assignment, examination)
+    ceilings = examination.gpu.ceilings if examination.gpu else None
+    return share_of_limit(timing, ceilings) if timing else None
 
 
 def _digest(*parts: str) -> str:

@@ -11,7 +11,8 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
 
 from grader.assignment import Assignment
-from grader.course import Catalog, Window, courses_of, window_until
+from grader.course import Catalog, courses_of, window_until
+from grader.deadlines import Window
 from grader.errors import AssignmentError
 from grader.models import Course, CourseAssignment, Extension, Result, State, Submission, User
 from grader.web.security import Viewer

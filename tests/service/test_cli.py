@@ -130,6 +130,25 @@ def test_a_deadline_is_set_in_utc(tilegrade, course_of_ada):
     assert "until 2030-01-02 03:04 UTC" in tilegrade("course", "list")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(("--device", "cuda"), "cuda, until 2030-01-02 03:04 UTC, 3 late days at 5 %", id="device"),
+        pytest.param(("--late-percent", "20"), "cpu, until 2030-01-02 03:04 UTC, 3 late days at 20 %", id="price"),
+        pytest.param(("--late-days", "0"), "cpu, until 2030-01-02 03:04 UTC", id="no-late-days"),
+        pytest.param(
+            ("--deadline", "none"), "cpu, the folder's deadline, 3 late days at 5 %", id="deadline-taken"
+        ),
+        pytest.param((), "cpu, until 2030-01-02 03:04 UTC, 3 late days at 5 %", id="nothing"),
+    ],
+)
+def test_setting_an_assignment_again_changes_what_is_named_and_nothing_else(tilegrade, course_of_ada, arguments, said):
+    first = ("--deadline", "2030-01-02 03:04:05", "--opens-at", "2029-01-01", "--late-days", "3", "--late-percent", "5")
+    tilegrade("course", "assign", "gpu", "doubling", *first)
+    tilegrade("course", "assign", "gpu", "doubling", *arguments)
+    assert tilegrade("course", "list").splitlines()[-1] == f"    doubling: {said}"
+
+
 def test_assignments_are_listed_and_a_broken_one_is_explained(tilegrade, environ, tmp_path, assignments_dir):
     assert tilegrade("assignment", "list") == "doubling: Doubling, 2 probes, until 2027-03-01 23:59 UTC\n"
     (tmp_path / "all" / "broken").mkdir(parents=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 
+import alembic.command
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, StatementError
 
 from grader import db
 from grader.db import Database
-from grader.models import Base, Course, Enrollment, Role, User
+from grader.models import Base, Course, CourseAssignment, Enrollment, Result, Role, User
 
 NOW = datetime(2027, 2, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -37,6 +38,40 @@ def test_a_database_without_tables_is_not_current(tmp_path):
     empty = Database(f"sqlite:///{tmp_path / 'empty.db'}")
     assert not db.is_current(empty)
     empty.close()
+
+
+def test_results_that_were_there_learn_their_gpu(database):
+    """Revision 0002 reads it from what was measured."""
+    with db._migrating(database) as config:
+        alembic.command.downgrade(config, "0001")
+    found = {1: '{"device": {"kind": "cuda", "name": "NVIDIA H200"}}', 2: '{"device": {"kind": "interpreter"}}'}
+    with database.engine.begin() as connection:
+        tables = sa.MetaData()
+        tables.reflect(connection)
+        for table, values in _rows_of_the_first_edition(found):
+            connection.execute(sa.insert(tables.tables[table]), values)
+    db.upgrade(database)
+    assert db.difference_from_models(database) == ""
+    with database.read() as session:
+        gpus = session.execute(sa.select(Result.submission_id, Result.gpu).order_by(Result.submission_id)).all()
+        assert [tuple(row) for row in gpus] == [(1, "NVIDIA H200"), (2, None)]
+        entry = session.scalars(sa.select(CourseAssignment)).one()
+        assert (entry.late_days, entry.late_percent) == (0, 0.0)
+
+
+def _rows_of_the_first_edition(examinations):
+    user = {"id": 1, "name": "ada", "password_hash": "-", "is_staff": False, "active": True, "session_epoch": 0}
+    submission = {"user_id": 1, "course_assignment_id": 1, "source": "", "source_sha256": "-", "source_bytes": 0}
+    submission |= {"assignment_digest": "-", "device": "cpu", "submitted_at": NOW, "queued_at": NOW, "state": "done"}
+    result = {"attempt": 1, "measured_at": NOW, "grade": "{}", "verdict": "full", "points": 1.0, "out_of": 1.0}
+    result |= {"withheld": 0.0, "provisional": True, "released": False, "released_verdict": "full", "judged_at": NOW}
+    yield "user_account", [user | {"created_at": NOW}]
+    yield "course", [{"id": 1, "slug": "a", "title": "A", "created_at": NOW}]
+    yield "course_assignment", [{"id": 1, "course_id": 1, "slug": "b", "position": 0, "device": "cpu"}]
+    rows = [submission | {"id": n, "idempotency_key": str(n), "attempt": 1, "lost_attempts": 0} for n in examinations]
+    yield "submission", rows
+    rows = [result | {"submission_id": n, "examination": t, "assignment_digest": "-"} for n, t in examinations.items()]
+    yield "result", rows
 
 
 def test_every_name_fits_postgresql():
