@@ -1,0 +1,428 @@
+"""The whole service on one machine with a GPU, as its users meet it. A program, run by hand; it prints tables.
+
+    python tests/gpu/serve_on_gpu.py [--device cuda] [--out FOLDER] [--queue 40] [--queue-s 150] [--only PART ...]
+
+commands: `python -m workers grade` and `tilegrade grade --json` on one file. service: `tilegrade up` on SQLite and its
+own Valkey, three files for each assignment through `tilegrade submit`. queue: many hand-ins of one file at once;
+gradings an hour, and for how long nobody holds the GPU between two of them. killed: the worker dies by SIGKILL in the
+middle of a grading. Exits 1 when a part failed. With --device cpu all but the GPU's lock is tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(PROJECT))
+
+from sqlalchemy import select  # noqa: E402
+
+from grader import measurement, submissions  # noqa: E402
+from grader.course import Catalog, assignment_in  # noqa: E402
+from grader.db import Database  # noqa: E402
+from grader.models import State, Submission, User  # noqa: E402
+from grader.queue import Doorbell, make_celery  # noqa: E402
+from grader.settings import Settings  # noqa: E402
+
+CORPUS = PROJECT / "tests" / "corpus"
+FILES = {
+    "fused-bias-dropout-layernorm": ("ok-single-block", "ok-row-group-class", "not-fused"),
+    "online-softmax": ("ok-raw-pointers", "ok-row-block", "tail-unmasked"),
+    "flash-attention-forward": ("ok-raw-strides", "ok-block-pointers", "stored-scores"),
+    "flash-attention": ("ok-three-kernels", "ok-shared-backward-kernel", "missing-delta"),
+}
+QUEUE_OF = ("flash-attention-forward", "ok-raw-strides")
+TILEGRADE = [sys.executable, "-m", "grader.cli"]
+NO_LONGER = (State.DONE, State.FAULTED, State.CANCELLED)
+
+
+class Service:
+    """`tilegrade up` in a folder of its own, and the database it writes."""
+
+    def __init__(self, device: str, log: Path) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="serve-"))
+        self.device = device
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.env = os.environ | {
+            "PYTHONPATH": str(PROJECT),
+            "TILEGRADE_DATA": str(self.folder / "data"),
+            "TILEGRADE_PORT": str(self.port),
+            "TILEGRADE_DEVICE": device,
+            "TILEGRADE_HAND_INS_PER_MINUTE": "10000",
+            "TILEGRADE_HAND_INS_PER_HOUR": "10000",
+            "TILEGRADE_MAX_WAITING_PER_STUDENT": "10000",
+        }
+        self.settings = Settings.from_env(self.env)
+        with log.open("wb") as file:
+            self.process = subprocess.Popen([*TILEGRADE, "up"], env=self.env, stdout=file, stderr=subprocess.STDOUT)
+        self.database = Database(self.settings.database_url)
+
+    def tilegrade(self, *arguments: str) -> str:
+        """One command's output. Raises CalledProcessError, with what it said, when it fails."""
+        done = subprocess.run([*TILEGRADE, *arguments], env=self.env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(done.stdout, done.stderr, sep="\n", flush=True)
+            done.check_returncode()
+        return done.stdout.strip()
+
+    def wait_until_it_answers(self, seconds: float) -> float:
+        began = time.monotonic()
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while time.monotonic() - began < seconds:
+            with contextlib.suppress(OSError), opener.open(f"http://127.0.0.1:{self.port}/health", timeout=1) as answer:
+                if answer.status == 200:
+                    return time.monotonic() - began
+            time.sleep(0.1)
+        raise TimeoutError(f"no answer within {seconds} s")
+
+    def wait_for_worker(self, seconds: float) -> float:
+        """Until a worker says that it waits for work."""
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            with self.database.read() as session:
+                rows = submissions.workers(session)
+            if any(row.status in ("idle", "grading") for row in rows):
+                return time.monotonic() - began
+            time.sleep(0.2)
+        raise TimeoutError(f"no worker within {seconds} s: {[(row.name, row.status, row.note) for row in rows]}")
+
+    def hand_in_many(self, slug: str, data: bytes, count: int) -> list[int]:
+        """What `tilegrade submit` does, `count` times, without a process for each."""
+        bell = Doorbell(make_celery(self.settings))
+        assignment = Catalog(self.settings.assignments_dir).load(slug)
+        ids = []
+        with self.database.write() as session:
+            entry = assignment_in(session, course_slug="demo", slug=slug)
+            user = session.scalars(select(User).where(User.name == "instructor")).one()
+            assert entry is not None
+            for number in range(count):
+                accepted = submissions.hand_in(
+                    session,
+                    user=user,
+                    entry=entry,
+                    assignment=assignment,
+                    data=data + f"# {number}\n".encode(),
+                    settings=self.settings,
+                    now=datetime.now(UTC),
+                )
+                ids.append(accepted.submission_id)
+        bell.ring(entry.device)
+        return ids
+
+    def rows(self, ids: list[int]) -> list[Submission]:
+        with self.database.read() as session:
+            found = [submissions.find(session, number) for number in ids]
+        return [row for row in found if row is not None]
+
+    def wait_for(self, ids: list[int], seconds: float) -> list[Submission]:
+        """The rows, when all are graded or the time is over."""
+        until = time.monotonic() + seconds
+        while any(row.state not in NO_LONGER for row in self._states(ids)) and time.monotonic() < until:
+            time.sleep(0.2)
+        return self.rows(ids)
+
+    def _states(self, ids: list[int]) -> list[Submission]:
+        with self.database.read() as session:
+            return list(session.scalars(select(Submission).where(Submission.id.in_(ids))))
+
+    def workers(self) -> list[int]:
+        """Process numbers of the worker processes."""
+        return [pid for pid in processes_below(self.process.pid) if "workers.tasks" in command_of(pid)]
+
+    def stop(self) -> float:
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.database.close()
+        return time.monotonic() - began
+
+
+class LockWatch:
+    """When somebody holds a GPU's lock, seen in /proc/locks."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[float, float]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> LockWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        since: float | None = None
+        inodes: set[int] = set()
+        looked_at = 0.0
+        while not self._over.wait(0.01):
+            now = time.time()
+            if now - looked_at > 2:
+                looked_at = now
+                paths = [*Path(tempfile.gettempdir()).glob("tilegrade-*.lock"), *Path("/run/tilegrade").glob("gpu*")]
+                inodes = {path.stat().st_ino for path in paths if path.is_file()}
+            held = any(self._is_holder(line, inodes) for line in Path("/proc/locks").read_text().splitlines())
+            if held and since is None:
+                since = now
+            elif not held and since is not None:
+                self.held.append((since, now))
+                since = None
+
+    @staticmethod
+    def _is_holder(line: str, inodes: set[int]) -> bool:
+        fields = line.split()
+        return fields[1] == "FLOCK" and int(fields[5].split(":")[2]) in inodes
+
+    def gaps_s(self, first: float, last: float) -> list[float]:
+        """Seconds between one holder and the next, within two moments of the wall clock."""
+        inside = [(start, end) for start, end in self.held if start >= first and end <= last]
+        return [after[0] - before[1] for before, after in itertools.pairwise(inside)]
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def processes_below(root: int) -> Iterator[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(entry.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.parent.name))
+    waiting = [root]
+    while waiting:
+        for pid in children.get(waiting.pop(), []):
+            waiting.append(pid)
+            yield pid
+
+
+def processes_of_candidates() -> list[str]:
+    """Commands that run as a slot's user."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if 61000 <= entry.stat().st_uid < 62000:
+                found.append(f"{entry.name} {command_of(int(entry.name))[:60]}")
+    return found
+
+
+def gpu_memory_mib() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "-"
+    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def seconds(start: datetime | None, end: datetime | None) -> str:
+    return f"{(end - start).total_seconds():.1f}" if start and end else "-"
+
+
+def show(rows: list[Submission], names: list[str]) -> bool:
+    """A table of submissions. True when all of them are graded."""
+    print("| file | state | verdict | points | device | queued s | running s | attempt | stages s |\n|" + " --- |" * 9)
+    for row, name in zip(rows, names, strict=True):
+        verdict = points = device = stages = "-"
+        if row.result is not None:
+            exam = measurement.loads(row.result.examination)
+            verdict, points = row.result.verdict, f"{row.result.points:g}/{row.result.out_of:g}"
+            device = exam.device.name
+            stages = ", ".join(f"{one.name} {one.seconds:.1f}" for one in exam.stages)
+        cells = (
+            name, row.state.value, verdict, points, device, seconds(row.submitted_at, row.started_at),
+            seconds(row.started_at, row.finished_at), row.attempt, stages,
+        )  # fmt: skip
+        print("|", " | ".join(map(str, cells)), "|", flush=True)
+        if row.fault_note:
+            print(f"    {row.fault_note[:1500]}", flush=True)
+    return all(row.state is State.DONE for row in rows)
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def commands(arguments: argparse.Namespace) -> bool:
+    """The two commands that grade without a service."""
+    slug, name = QUEUE_OF
+    file = str(CORPUS / slug / f"{name}.py")
+    fine = True
+    for label, command in (
+        (
+            "python -m workers grade",
+            [sys.executable, "-m", "workers", "grade", file, "--assignment", f"assignments/{slug}"],
+        ),
+        ("tilegrade grade --json", [*TILEGRADE, "grade", file, "--assignment", slug, "--json"]),
+    ):
+        began = time.monotonic()
+        done = subprocess.run(
+            [*command, "--device", arguments.device],
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        took = time.monotonic() - began
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout)
+        except ValueError:
+            answer = {}
+        found = answer.get("examination", answer)
+        ok = done.returncode == 0 and "error" not in answer
+        fine = fine and ok
+        said = {key: found.get(key) for key in ("verdict", "score", "device", "provisional") if key in found}
+        print(f"{label}: status {done.returncode}, {took:.1f} s, {json.dumps(said)[:600]}", flush=True)
+        if not ok:
+            print(done.stdout[-2000:], done.stderr[-4000:], sep="\n", flush=True)
+    return fine
+
+
+def start(arguments: argparse.Namespace) -> Service:
+    service = Service(arguments.device, arguments.out / "up.log")
+    print(f"web answers after {service.wait_until_it_answers(60):.1f} s", flush=True)
+    service.tilegrade("course", "assign", "demo", *FILES, "--device", arguments.device)
+    print(f"worker idle after another {service.wait_for_worker(180):.1f} s", flush=True)
+    return service
+
+
+def each_assignment(service: Service, arguments: argparse.Namespace) -> bool:
+    """Three files for each assignment, through the command that hands in."""
+    ids, names = [], []
+    began = time.monotonic()
+    for slug, files in FILES.items():
+        for name in files:
+            path = CORPUS / slug / f"{name}.py"
+            ids.append(int(service.tilegrade("submit", str(path), "--user", "instructor", "--assignment", slug)))
+            names.append(f"{slug}/{name}")
+    rows = service.wait_for(ids, arguments.service_s)
+    fine = show(rows, names)
+    print(f"all of them: {time.monotonic() - began:.1f} s", flush=True)
+    return fine
+
+
+def full_queue(service: Service, arguments: argparse.Namespace) -> bool:
+    """Many hand-ins of one correct file: gradings an hour, and how long nobody holds the GPU between two."""
+    slug, name = QUEUE_OF
+    with LockWatch() as watch:
+        ids = service.hand_in_many(slug, (CORPUS / slug / f"{name}.py").read_bytes(), arguments.queue)
+        rows = service.wait_for(ids, arguments.queue_s)
+    done = sorted((row for row in rows if row.state is State.DONE), key=lambda row: row.finished_at or row.submitted_at)
+    ends = [row.finished_at.timestamp() for row in done if row.finished_at]
+    print(f"graded {len(done)} of {len(ids)}; verdicts {sorted({row.result.verdict for row in done if row.result})}")
+    if len(ends) > 5:
+        steady = ends[2:]  # the first wait for what is not warm
+        print(f"gradings an hour: {3600 * (len(steady) - 1) / (steady[-1] - steady[0]):.0f}")
+        gaps = watch.gaps_s(steady[0], steady[-1])
+        held = [end - start for start, end in watch.held if start >= steady[0] and end <= steady[-1]]
+        if gaps:
+            print(
+                f"GPU free between two gradings, s: median {median(gaps):.2f}, most {max(gaps):.2f}, {len(gaps)} gaps"
+            )
+            print(f"GPU held, s: median {median(held):.2f}, most {max(held):.2f}")
+        running = [(r.finished_at - r.started_at).total_seconds() for r in done if r.finished_at and r.started_at]
+        print(f"claim to grade, s: median {median(running):.1f}, most {max(running):.1f}")
+    show(done[-2:], [name] * len(done[-2:]))
+    for row in rows:
+        if row.state not in NO_LONGER:
+            with service.database.write() as session:
+                submissions.cancel(session, row.id, actor_id=None, now=datetime.now(UTC))
+    return len(done) > 5
+
+
+def killed_worker(service: Service, arguments: argparse.Namespace) -> bool:
+    """SIGKILL to the worker while it grades: nothing is left behind, and the hand-in is graded all the same."""
+    slug, name = QUEUE_OF
+    (number,) = service.hand_in_many(slug, (CORPUS / slug / f"{name}.py").read_bytes() + b"# again\n", 1)
+    until = time.monotonic() + 60
+    while service.rows([number])[0].stage not in ("numerics", "memory", "speed") and time.monotonic() < until:
+        time.sleep(0.05)
+    stage = service.rows([number])[0].stage
+    before = service.workers()
+    began = time.monotonic()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    while processes_of_candidates() and time.monotonic() - began < 10:
+        time.sleep(0.01)
+    gone_s = time.monotonic() - began
+    print(
+        f"killed {len(before)} worker(s) in stage {stage}; candidates gone after {gone_s:.2f} s; "
+        f"GPU {gpu_memory_mib()} MiB"
+    )
+    rows = service.wait_for([number], 180)
+    print(f"graded {time.monotonic() - began:.1f} s after the kill")
+    return show(rows, [name]) and rows[0].attempt > 1
+
+
+def main() -> int:
+    """Run the parts in order; a part that fails does not keep the others from running."""
+    parts: dict[str, Callable[..., bool]] = {"service": each_assignment, "queue": full_queue, "killed": killed_worker}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--out", type=Path, default=PROJECT / "artifacts" / "serve")
+    parser.add_argument("--only", nargs="*", choices=["commands", *parts], default=["commands", *parts])
+    parser.add_argument("--queue", type=int, default=40)
+    parser.add_argument("--queue-s", type=float, default=150)
+    parser.add_argument("--service-s", type=float, default=300)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    fine: dict[str, bool] = {}
+    if "commands" in arguments.only:
+        fine["commands"] = _guarded(commands, arguments)
+    wanted = {name: part for name, part in parts.items() if name in arguments.only}
+    if wanted:
+        print(f"GPU before: {gpu_memory_mib()} MiB", flush=True)
+        service = start(arguments)
+        try:
+            for name, part in wanted.items():
+                print(f"=== {name}", flush=True)
+                fine[name] = _guarded(part, service, arguments)
+        finally:
+            took = service.stop()
+            for log in (service.folder / "data" / "log").glob("*.log"):
+                shutil.copy(log, arguments.out / log.name)
+            print(
+                f"stopped in {took:.1f} s; left: {processes_of_candidates() or 'nothing'}; GPU {gpu_memory_mib()} MiB"
+            )
+            shutil.rmtree(service.folder, ignore_errors=True)
+    print(json.dumps(fine))
+    return 0 if all(fine.values()) else 1
+
+
+def _guarded(part: Callable[..., bool], *arguments: Any) -> bool:
+    try:
+        return part(*arguments)
+    except Exception:
+        traceback.print_exc()
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
