@@ -233,8 +233,8 @@ def _failed(facts: _Facts, failure: Failure) -> Diagnosis:
 
 def _refused(facts: _Facts) -> Diagnosis:
     audit = facts.examination.audit
-    if audit is not None and audit.library_calls:
-        calls = listed(sorted({_with_line(call) for call in audit.library_calls}))
+    if facts.examination.library_calls:
+        calls = listed(sorted({_with_line(call) for call in facts.examination.library_calls}))
         foreign = _foreign_outputs(facts)
         what = f"{listed(foreign)} {'comes' if len(foreign) == 1 else 'come'} from" if foreign else "The file calls"
         return Diagnosis(
@@ -245,6 +245,9 @@ def _refused(facts: _Facts) -> Diagnosis:
     foreign = _foreign_outputs(facts)
     if audit is not None and audit.n_launches == 0:
         sentence = "No Triton kernel is launched; the assignment is to write one."
+    elif not foreign:
+        what = " and ".join(check.found for check in facts.structure.refusals)
+        sentence = f"{_sentence_case(what)}: what the kernel of this file does is not what the answer comes from."
     else:
         sentence = f"{_sentence_case(listed(foreign))} {_is(foreign)} not written by a Triton kernel of this file."
     return Diagnosis(

@@ -27,6 +27,7 @@ from grader.measurement import (
     ProbeRun,
     Storage,
     Timing,
+    TorchOp,
 )
 from grader.statistics import last_exponent
 from grader.verdicts import (
@@ -88,7 +89,7 @@ def judge(assignment: Assignment, examination: Examination) -> Grade:
     # where no required probe can run on this device, all of them are
     required = [case for case in cases if case.required] or list(cases)
     required_passed = loaded and bool(required) and all(case.passed for case in required)
-    refusals = _refusals(assignment, examination.audit) if loaded else ()
+    refusals = _refusals(assignment, examination, required_passed) if loaded else ()
     earning = required_passed and not refusals
 
     numerics = _numerics(assignment, cases, required_passed, earning)
@@ -324,14 +325,26 @@ def _tile_grows(points: Sequence[MemoryPoint]) -> bool | None:
 # -- structure --------------------------------------------------------------------------------------------------------
 
 
-def _refusals(assignment: Assignment, audit: Audit | None) -> tuple[Check, ...]:
-    """Rules that were broken openly."""
-    if audit is None:
-        return ()
+def _refusals(assignment: Assignment, examination: Examination, right: bool) -> tuple[Check, ...]:
+    """Rules that were broken openly. What only a `right` answer makes telling is left out for any other."""
+    audit = examination.audit
     found = []
-    if audit.library_calls:
-        names = ", ".join(sorted({call.op for call in audit.library_calls}))
-        found.append(Check(name="library-attention", ok=False, found=names, allowed="none"))
+    calls = {call.op for call in examination.library_calls}
+    if calls:
+        found.append(Check(name="library-attention", ok=False, found=", ".join(sorted(calls)), allowed="none"))
+    if right and examination.same_without_launches:
+        names = listed(examination.same_without_launches)
+        found.append(
+            Check(name="own-kernel", ok=False, found=f"{names} the same with no kernel run", allowed="computed by one")
+        )
+    if audit is None:
+        return tuple(found)
+    unread = [name for name in audit.unread_inputs if name not in assignment.structure.unread_inputs]
+    if right and unread and audit.n_launches:
+        names = listed(unread)
+        found.append(
+            Check(name="own-kernel", ok=False, found=f"{names} read by no kernel of the file", allowed="all read")
+        )
     if audit.n_launches == 0:
         found.append(Check(name="own-kernel", ok=False, found="0 Triton launches", allowed="at least 1"))
     own = {output.name for output in assignment.outputs if output.own_kernel}
@@ -348,6 +361,10 @@ def _refusals(assignment: Assignment, audit: Audit | None) -> tuple[Check, ...]:
     return tuple(found)
 
 
+def _ops_of_probes(examination: Examination) -> list[TorchOp]:
+    return [op for run in examination.probes if isinstance(run, ProbeMeasured) for op in run.torch_ops]
+
+
 def _structure(
     assignment: Assignment,
     examination: Examination,
@@ -360,7 +377,7 @@ def _structure(
     if audit is None or examination.load_failure is not None or examination.audit_failure is not None:
         return StructureGrade(verdict=AxisVerdict.NOT_RUN, points=0.0, out_of=out_of, refusals=refusals)
     ratio = audit.unique_bytes / audit.least_bytes if audit.least_bytes else None
-    checks = _structure_checks(assignment, audit, memory, ratio)
+    checks = _structure_checks(assignment, audit, memory, ratio, [*audit.torch_ops, *_ops_of_probes(examination)])
     passed = not refusals and all(check.ok for check in checks)
     return StructureGrade(
         verdict=AxisVerdict.PASS if passed else AxisVerdict.FAIL,
@@ -375,13 +392,13 @@ def _structure(
 
 
 def _structure_checks(
-    assignment: Assignment, audit: Audit, memory: MemoryGrade | None, ratio: float | None
+    assignment: Assignment, audit: Audit, memory: MemoryGrade | None, ratio: float | None, ops: Sequence[TorchOp]
 ) -> tuple[Check, ...]:
     asked = assignment.structure
     own = [output.name for output in assignment.outputs if output.own_kernel]
     seen = {written.name for written in audit.outputs}
     unseen = [name for name in own if name not in seen]
-    computing = [op for op in audit.torch_ops if op.size_bytes > SCALAR_BYTES]
+    computing = [op for op in ops if op.size_bytes > SCALAR_BYTES]
     foreign = sorted({op.op for op in computing if not allowed_op(op.op, asked.torch_ops)})
     checks = [
         Check(
@@ -505,7 +522,7 @@ def _speed(assignment: Assignment, examination: Examination, required_passed: bo
     # a speed is never reported for a file that is not right
     if timing is None or not required_passed:
         return SpeedGrade(verdict=AxisVerdict.NOT_RUN, points=0.0, out_of=full)
-    fraction = speed_fraction(_steps(assignment.speed, examination.device.name), timing.ratio)
+    fraction = speed_fraction(speed_steps(assignment.speed, examination.device.name), timing.ratio)
     lost = AxisVerdict.PARTIAL if fraction > 0 else AxisVerdict.FAIL
     verdict = AxisVerdict.PASS if fraction >= 1 else lost
     return SpeedGrade(
@@ -528,7 +545,8 @@ def headline_timing(assignment: Assignment, examination: Examination) -> Timing 
     return next((timing for timing in examination.timings if timing.axes == wanted), None)
 
 
-def _steps(speed: Speed, gpu: str) -> tuple[SpeedStep, ...]:
+def speed_steps(speed: Speed, gpu: str) -> tuple[SpeedStep, ...]:
+    """The steps in force on that GPU model."""
     return next((steps for model, steps in speed.gpu_steps.items() if model.lower() in gpu.lower()), speed.steps)
 
 

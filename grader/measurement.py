@@ -118,6 +118,8 @@ class ProbeMeasured:
     guards_intact: bool = True  # the NaN bands around inputs
     first_result_kept: bool | None = None  # the first result after a second call on the same buffers
     findings: tuple[Finding, ...] = ()
+    torch_ops: tuple[TorchOp, ...] = ()  # that compute: no views, allocations, fills and copies
+    library_calls: tuple[TorchOp, ...] = ()
     seconds: float = 0.0
 
 
@@ -251,6 +253,7 @@ class Audit:
     findings: tuple[Finding, ...] = ()
     saved: tuple[Storage, ...] = ()  # alive after the forward, neither input nor output
     order_dependent: bool | None = None  # outputs changed when programs ran in another order
+    unread_inputs: tuple[str, ...] = ()  # no kernel of the file loaded them, nor what torch made of them
     quadratic_bytes: float | None = None  # coefficient of T² in unique bytes, from two sizes
     backward_launches: int = 0
 
@@ -370,6 +373,7 @@ class Examination:
     entry: str | None = None  # the entry point that was used
     load_failure: Failure | None = None
     probes: tuple[ProbeRun, ...] = ()
+    same_without_launches: tuple[str, ...] | None = None  # outputs that no launch was needed for; None: not tried
     mistakes: tuple[MistakeMatch, ...] = ()
     memory: tuple[MemoryPoint, ...] = ()
     audit: Audit | None = None
@@ -384,6 +388,13 @@ class Examination:
     stderr: str = ""
     output_bytes: int = 0
     format: int = FORMAT
+
+    @property
+    def library_calls(self) -> tuple[TorchOp, ...]:
+        """Library attention that any call made: the audited one, or one that a probe asked for on the device."""
+        audited = self.audit.library_calls if self.audit is not None else ()
+        probes = [run for run in self.probes if isinstance(run, ProbeMeasured)]
+        return (*audited, *(call for run in probes for call in run.library_calls))
 
 
 T = TypeVar("T")

@@ -18,7 +18,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +33,7 @@ from workers.storages import (
     Ledger,
     Memory,
     Operation,
+    OperationCounts,
     Poison,
     Saved,
     SavedTensors,
@@ -41,6 +41,7 @@ from workers.storages import (
     is_fill,
     is_library_attention,
     line_in,
+    names_of,
     view_span,
 )
 
@@ -62,6 +63,8 @@ _TAG_SHIFT = 48
 _ADDRESS = np.uint64((1 << _TAG_SHIFT) - 1)
 _NOBODY = -1  # no program has read or written the element in this launch
 _SEVERAL = -2  # more than one program has read it
+# what they return is computed with outside torch
+_OUT_OF_TORCH = frozenset({"__array__", "__dlpack__", "numpy", "tolist"})
 
 
 # ---- what a launch did --------------------------------------------------------------------------------------------
@@ -177,6 +180,7 @@ class _Meter:
         self.launches: list[_Launch] = []
         self.findings: list[_Finding] = []
         self.findings_cut = 0
+        self.inputs_read: set[Block] = set()  # by kernels of the file, themselves or what torch made of them
         self._memory = memory
         self._files = files
         self._footprints = footprints
@@ -274,6 +278,8 @@ class _Meter:
                 _touched(argument, "read")[index] = True
                 _touched(argument, "written")[index] = True
                 self._mark_written(argument.block, index)
+                if self._launch.own:
+                    self.inputs_read |= argument.block.sources
                 self._launch.atomics += addresses.size
                 self._request(argument, load=addresses.size * size, store=addresses.size * size)
         return real, kept
@@ -413,6 +419,8 @@ class _Meter:
             missing = (block.element_flags()[index] & INITIALISED) == 0
             if missing.any():
                 self._find_uninitialised(argument, index[missing])
+        if self._launch.own:
+            self.inputs_read |= block.sources
         traffic = self._traffic_of(block)
         if traffic.writer is not None:
             writers = traffic.writer[index]
@@ -648,18 +656,20 @@ def source_line(files: frozenset[str], line: int) -> str:
 # ---- the watch ----------------------------------------------------------------------------------------------------
 
 
-class _LibraryCalls(TorchFunctionMode):
-    """Sees library attention by the name it is called by; below that it may fall apart into other operations."""
+class _CallsByName(TorchFunctionMode):
+    """Sees what the dispatcher does not: library attention by its name, and values that the file takes out of torch."""
 
-    def __init__(self, files: frozenset[str], calls: dict[tuple[str, int], None]) -> None:
+    def __init__(self, files: frozenset[str], ledger: Ledger) -> None:
         super().__init__()
         self._files = files
-        self._calls = calls
+        self._ledger = ledger
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if is_library_attention(name):
-            self._calls.setdefault((name, line_in(self._files, 2)))
+            self._ledger.library_calls.setdefault((name, line_in(self._files, 2)))
+        elif name in _OUT_OF_TORCH and args and isinstance(args[0], torch.Tensor):
+            self._ledger.note_taken_out(name, args[0], line_in(self._files, 2))
         return func(*args, **(kwargs or {}))
 
 
@@ -699,7 +709,8 @@ class Watch:
         prepare_interpreter()
         self._level = level
         self._inputs = dict(inputs)
-        self._files = _names_of(submission_file)
+        self._submission_file = submission_file
+        self._files = names_of(submission_file)
         self._memory = Memory(self._inputs)
         if level == "full":
             self._memory.find_gaps()
@@ -708,6 +719,7 @@ class Watch:
         )
         self._poison_empty = poison_empty
         self._ledger: Ledger | None = None
+        self._counts: OperationCounts | None = None
         self._saved = SavedTensors(self._files)
         self._stack = contextlib.ExitStack()
 
@@ -715,15 +727,15 @@ class Watch:
         with contextlib.ExitStack() as stack:
             stack.enter_context(interpreter.probing(self._meter))
             if self._level == "bounds":
-                if self._poison_empty:
-                    stack.enter_context(Poison())  # type: ignore[no-untyped-call]
+                counts = self._counts = OperationCounts(self._submission_file)
+                stack.enter_context(Poison(counts, fill=self._poison_empty))
             else:
                 full = self._level == "full"
                 self._ledger = Ledger(self._memory, self._files, operations=full, poison_empty=self._poison_empty)
                 stack.enter_context(self._ledger)
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._saved.pack, self._saved.unpack))
                 if full:
-                    stack.enter_context(_LibraryCalls(self._files, self._ledger.library_calls))
+                    stack.enter_context(_CallsByName(self._files, self._ledger))
             self._stack = stack.pop_all()
         return self
 
@@ -744,12 +756,13 @@ class Watch:
         facts = self._launch_facts()
         if self._ledger is None:
             facts = {key: facts[key] for key in ("n_launches", "findings", "findings_cut", "kernels") if key in facts}
-            return _bounded(facts)
+            return _bounded(facts | (self._counts.facts() if self._counts is not None else {}))
         if self._level == "storages":
             facts = {}
         facts |= _storage_facts(self._ledger, self._saved, self._memory, outputs or {})
         if self._level == "full":
             facts |= self._operation_facts(facts)
+            facts["unread_inputs"] = self._unread_inputs()
             facts["outputs"] = {
                 _cut(name): self._output_facts(name, tensor, outputs or {})
                 for name, tensor in list((outputs or {}).items())[:16]
@@ -848,6 +861,11 @@ class Watch:
             "storage_shared_with": self._shared_with(name, tensor, outputs),
             "allocated_in_call": block.call == self._ledger.call,
         }
+
+    def _unread_inputs(self) -> list[str]:
+        """Inputs of which no kernel of the file loaded an element, nor of anything that torch made from them."""
+        read = self._meter.inputs_read
+        return [_cut(name) for name, tensor in self._inputs.items() if self._memory.block_of(tensor) not in read]
 
     def _shared_with(self, name: str, tensor: torch.Tensor, outputs: Mapping[str, torch.Tensor]) -> str | None:
         """Another output or input that has an element in common with this one."""
@@ -956,12 +974,6 @@ def _storage_facts(
     return facts
 
 
-def _names_of(submission_file: str) -> frozenset[str]:
-    """The names that frames may give the student's file."""
-    path = Path(submission_file)
-    return frozenset({submission_file, str(path.absolute()), str(path.resolve())})
-
-
 # ---- exceptions, sizes, costs -------------------------------------------------------------------------------------
 
 
@@ -971,7 +983,7 @@ def explain_exception(error: BaseException, submission_file: str) -> dict[str, A
     Returns:
         {"type": str, "message": str, "line": int | None, "source": str}; no line: None.
     """
-    files = _names_of(submission_file)
+    files = names_of(submission_file)
     cause = interpreter.root_cause(error)
     line = 0
     for candidate in (error, cause):

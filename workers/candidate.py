@@ -32,6 +32,36 @@ MAX_TEXT = 4000
 MAX_TRACEBACK_LINES = 24
 MAX_ALTERNATIVES = 3
 
+# clocks, waiting, comparing and answering: a file that puts something of its own in their place gains nothing by it,
+# for the examiner uses none of these, but staff should know
+WATCHED = (
+    "gc.collect",
+    "os.read",
+    "os.write",
+    "socket.socket.recv",
+    "socket.socket.send",
+    "time.monotonic",
+    "time.perf_counter",
+    "time.perf_counter_ns",
+    "time.time",
+    "torch.allclose",
+    "torch.cuda.Event.elapsed_time",
+    "torch.cuda.Event.record",
+    "torch.cuda.synchronize",
+    "torch.equal",
+    "torch.testing.assert_close",
+    "triton.runtime.jit.JITFunction.run",
+    "triton.testing.do_bench",
+    "workers.audit.Watch.facts",
+    "workers.candidate.Candidate.answer",
+    "workers.candidate.Candidate.name_results",
+    "workers.candidate.Candidate.tensor",
+    "workers.devices.cpu_candidate.CpuHalf.flat",
+    "workers.devices.cuda_candidate.CudaHalf.flat",
+    "workers.protocol.Channel.receive",
+    "workers.protocol.Channel.send",
+)
+
 Message = dict[str, Any]
 
 
@@ -70,8 +100,14 @@ class Candidate:
         self._arena = arena
         self._submission = submission
         self._half = half
+        self._stock = _functions()
         self.entry: entry.Entry | None = None
         self._kept: dict[str, dict[str, list[torch.Tensor]]] = {}
+
+    def replaced(self) -> list[str]:
+        """Functions that are no longer what they were before the student's file was loaded."""
+        now = _functions()
+        return [name for name, function in self._stock.items() if now.get(name) is not function]
 
     def answer(self, message: Message) -> Message:
         """Do one request; student errors become `failed` messages."""
@@ -200,6 +236,19 @@ class Candidate:
         return _failed(kind, message, line, _short_traceback(frames, str(self._submission)))
 
 
+def _functions() -> dict[str, object]:
+    found: dict[str, object] = {"sys.settrace": sys.gettrace(), "sys.setprofile": sys.getprofile()}
+    for name in WATCHED:
+        parts = name.split(".")
+        depth = next((n for n in range(len(parts) - 1, 0, -1) if ".".join(parts[:n]) in sys.modules), 0)
+        owner: Any = sys.modules.get(".".join(parts[:depth]))
+        for part in parts[depth:]:
+            owner = getattr(owner, part, None)
+        if owner is not None:
+            found[name] = owner
+    return found
+
+
 def _plain_tensor(name: str, item: Any) -> None:
     # a subclass could compute itself when it is read, or run code when it is copied
     if type(item) is not torch.Tensor:
@@ -325,4 +374,6 @@ def main(control_fd: int, arena_fd: int, arena_bytes: int) -> None:
             return
         with _own_streams_flushed():
             reply = candidate.answer(message)
-        channel.send(reply | {"request": message["request"]})
+        # a timed window has no time for it
+        replaced = candidate.replaced() if message["op"] != "window" else []
+        channel.send(reply | {"request": message["request"]} | ({"replaced": replaced} if replaced else {}))

@@ -119,6 +119,13 @@ def torch_ops(facts: Mapping[str, Any], key: str = "torch_ops") -> tuple[TorchOp
     )
 
 
+def names(facts: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    found = facts.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ClaimError(f"{key} is not a list of names")
+    return tuple(name[:60] for name in found[:MAX_ITEMS])
+
+
 def storages(facts: Mapping[str, Any], key: str) -> tuple[Storage, ...]:
     return tuple(
         Storage(shape=shape(row), dtype=text(row, "dtype", 40), size_bytes=count(row, "bytes"), line=line(row))

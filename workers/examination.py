@@ -80,6 +80,7 @@ class Numerics:
     entry: str | None = None
     probes: list[ProbeRun] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
+    same_without_launches: tuple[str, ...] | None = None
     evidence: list[Evidence] = field(default_factory=list)
     stdout: bytes = b""
     stderr: bytes = b""
@@ -212,6 +213,7 @@ class Examiner:
             entry=numeric.entry,
             load_failure=numeric.load_failure,
             probes=tuple(numeric.probes),
+            same_without_launches=numeric.same_without_launches,
             mistakes=mistakes,
             memory=tuple(audited.memory),
             audit=audited.audit,
@@ -271,7 +273,42 @@ class Examiner:
             found.probes.append(dataclasses.replace(run, seconds=time.monotonic() - started))
             if answer:
                 found.answers[case.name] = answer
+        self._look_without_launches(interview, arena, found)
         return []
+
+    def _look_without_launches(self, interview: Interview, arena: Arena, found: Numerics) -> None:
+        """Put one probe once more, with new values, while launches do nothing: the outputs must miss the kernels.
+
+        After all other probes: a file may do anything with memory that no kernel wrote.
+        """
+        right = [
+            case
+            for case in self.assignment.cases_on(self.bench.kind)
+            if case.required and (answer := found.answers.get(case.name)) is not None and answer.passed
+        ]
+        if not right or self._left_s() <= 0:
+            return
+        case = right[self.seed % len(right)]
+        own = {output.name for output in self.assignment.outputs if output.own_kernel}
+        laid = self._lay_out(arena, case, nth=2)
+        slots = [slot for slot in laid.slots if not slot.gradient]
+        request = laid.request | {"upstream": None, "outputs": [slot.spec() for slot in slots]}
+        oracle = self.operation.oracle(laid.inputs, case.options or {})
+        outputs = {}
+        try:
+            for launches in ("off", "on"):
+                arena.poison(slots)
+                interview.ask(request | {"launches": launches}, stage=case.name)
+                outputs[launches], _ = self._read(interview, arena, slots, interview.answer(self._call_s()), oracle)
+        except claims.ClaimError as exc:
+            found.evidence.append(Evidence(kind="broken-protocol", message=_unreadable(exc, case.name).message))
+        except CandidateFailedError:
+            found.same_without_launches = ()  # it needs what its kernels compute
+        else:
+            off, on = outputs["off"], outputs["on"]
+            found.same_without_launches = tuple(
+                name for name in sorted(own & off.keys() & on.keys()) if _same_bits({name: off[name]}, {name: on[name]})
+            )
 
     def _probe(self, interview: Interview, arena: Arena, case: Case) -> tuple[ProbeMeasured, Answer | None]:
         laid = self._lay_out(arena, case)
@@ -282,9 +319,7 @@ class Examiner:
         answer = interview.answer(self._call_s())
         student, said = self._read(interview, arena, slots, answer, expected.oracle)
         inputs_ok, guards_ok = arena.intact()
-        found = claims.findings(_facts(answer, "forward"), case.name) + claims.findings(
-            _facts(answer, "backward"), case.name
-        )
+        parts = [_facts(answer, "forward"), _facts(answer, "backward")]
         repeat_equal = first_kept = None
         if case.check == "repeat":
             again = self._call_again(interview, arena, slots, request, case, expected.oracle)
@@ -313,7 +348,9 @@ class Examiner:
             inputs_unchanged=inputs_ok,
             guards_intact=guards_ok,
             first_result_kept=first_kept,
-            findings=found,
+            findings=tuple(one for facts in parts for one in claims.findings(facts, case.name)),
+            torch_ops=tuple(one for facts in parts for one in claims.torch_ops(facts)),
+            library_calls=tuple(one for facts in parts for one in claims.torch_ops(facts, "library_calls")),
         )
         passed = all(run.rel_error is not None and run.rel_error <= run.limit for run in runs)
         views = {item.name: item.value for item in placed}
@@ -409,6 +446,7 @@ class Examiner:
             eager_bytes=costs.eager_bytes,
             findings=claims.findings(forward, None) + claims.findings(backward, None),
             saved=saved,
+            unread_inputs=claims.names(forward, "unread_inputs"),
             backward_launches=claims.count(backward, "n_launches"),
         )
         _, permuted = self._watched(interview, arena, case, "bounds", order="reverse")
@@ -565,10 +603,10 @@ class Examiner:
         interview.ask(self._lay_out(arena, case).request | {"poison": False}, stage=case.name)
         interview.answer(timeout_s)
 
-    def _lay_out(self, arena: Arena, case: Case) -> _Laid:
+    def _lay_out(self, arena: Arena, case: Case, nth: int = 0) -> _Laid:
         """Put one probe's inputs and room for its outputs into the arena, and word the request."""
         arena.clear()
-        inputs = self._inputs(case, 0)
+        inputs = self._inputs(case, nth)
         placed = self._place(arena, case, inputs)
         options = [(case.options or {}).get(name) for name in self.operation.options]
         specs = self.operation.output_specs(inputs, case.options or {})

@@ -50,6 +50,7 @@ class Interview:
         self._channel: Channel = sandbox.channel
         self._stage = "load"
         self._request = 0
+        self._answered = False
 
     def ask(self, message: dict[str, Any], *, stage: str) -> None:
         """Send one request; `answer` waits for what comes back.
@@ -58,6 +59,7 @@ class Interview:
         candidate that stopped reading cannot make us fill the socket until we wait for it.
         """
         self._stage = stage
+        self._answered = False
         self._request = secrets.randbits(62)
         try:
             self._channel.send(message | {"request": self._request})
@@ -88,6 +90,8 @@ class Interview:
                 raise self.broke_protocol(str(exc)) from None
         if message.get("request") != self._request:
             raise self.broke_protocol("it answers another request")
+        self._answered = True
+        self._note_replaced(message)
         if message["op"] == "failed":
             try:
                 failure = claims.failure(message, self._stage)
@@ -99,10 +103,23 @@ class Interview:
     def end(self) -> Ending:
         """Stop the whole process tree. Safe to call twice."""
         if self.ending is None:
+            # a candidate at rest has no compiler at work: what runs beside it, the file left there
+            left = self.sandbox.n_started_processes() if self._answered else 0
+            if left:
+                message = f"the file had started {left} more, which still ran when it had answered everything"
+                self.evidence.append(Evidence(kind="processes-left", message=message))
             self.ending = self.sandbox.kill()
             if self.ending.processes_left:
                 raise GraderFault(f"{self.ending.processes_left} processes of a candidate outlived their kill")
         return self.ending
+
+    def _note_replaced(self, message: Mapping[str, Any]) -> None:
+        """A claim that can only count against who makes it."""
+        said = message.get("replaced", [])
+        names = [str(name)[:80] for name in said[:20]] if isinstance(said, list) else ["something unreadable"]
+        if names and not any(one.kind == "functions-replaced" for one in self.evidence):
+            text = f"the file put something of its own in place of {', '.join(names)}"
+            self.evidence.append(Evidence(kind="functions-replaced", message=text))
 
     def broke_protocol(self, detail: str) -> CandidateFailedError:
         """End a candidate whose answer cannot be read, and note it; the error is for the caller to raise."""

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,6 +24,8 @@ Array = np.ndarray[Any, Any]
 # bits of Block.flags, one byte per element
 INITIALISED = 1
 BY_KERNEL = 2  # last written by a kernel of the student's
+
+_MAX_COUNTED = 24
 
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 # neither views by their schema nor kernels on a GPU
@@ -81,6 +84,12 @@ def line_in(files: frozenset[str], skip: int = 1) -> int:
     return 0
 
 
+def names_of(submission_file: str) -> frozenset[str]:
+    """The names that frames may give the student's file."""
+    path = Path(submission_file)
+    return frozenset({submission_file, str(path.absolute()), str(path.resolve())})
+
+
 def view_span(tensor: torch.Tensor) -> tuple[int, int]:
     """Addresses [low, high) from the lowest to past the highest element of a view; equal when it has none."""
     low = tensor.data_ptr()
@@ -114,6 +123,7 @@ class Block:
     flags: Array | None = None
     kernel_written: bool = False
     alive: bool = True
+    sources: set[Block] = field(default_factory=set)  # inputs that torch computed or copied it from
 
     @property
     def size_bytes(self) -> int:
@@ -193,6 +203,7 @@ class Memory:
                 self.input_blocks.append(
                     Block(low, high, tuple(tensor.shape), _dtype_name(tensor), "input", 0, tensor.element_size(), 0)
                 )
+                self.input_blocks[-1].sources.add(self.input_blocks[-1])
         self._lows = [block.low for block in self.input_blocks]
         self._inputs = [tensor.detach() for tensor in inputs.values()]
         self.gaps: dict[Block, Array] = {}  # [elements] bool, those of an input block that belong to no input
@@ -255,8 +266,44 @@ def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+class OperationCounts:
+    """Which torch operations a call made, by name: little more than nothing to keep, so every probe's call does."""
+
+    def __init__(self, submission_file: str) -> None:
+        self._files = names_of(submission_file)
+        self._seen: dict[str, Operation] = {}
+
+    def note(self, func: Any, out: Any) -> None:
+        """Take in one operation that was dispatched, unless it is a view, an allocation, a fill or a copy."""
+        name = _name(func)
+        if name in _ALLOCATIONS or name in _NO_KERNEL or name in _FILLS or name in _COPIES or _is_view(func):
+            return
+        entry = self._seen.get(name)
+        if entry is None:
+            entry = self._seen[name] = Operation(name, line_in(self._files, 3), ())
+        entry.count += 1
+        entry.size_bytes += sum(view_bytes(leaf) for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
+
+    def facts(self) -> dict[str, Any]:
+        """`torch_ops` and `library_calls`, of at most 24 rows each."""
+        seen = sorted(self._seen.values(), key=lambda one: -one.size_bytes)
+        library = [one for one in seen if is_library_attention(one.op)]  # none of these is among those cut
+        return {"torch_ops": _rows(seen), "library_calls": _rows(library)} if seen else {}
+
+
+def _rows(operations: list[Operation]) -> list[dict[str, Any]]:
+    return [
+        {"op": one.op[:100], "count": one.count, "bytes": one.size_bytes, "line": one.line or None}
+        for one in operations[:_MAX_COUNTED]
+    ]
+
+
 class Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Fills what `torch.empty` and its kin return with NaN, or with the largest integer."""
+    """Fills what `torch.empty` and its kin return with NaN or the largest integer, and counts the other operations."""
+
+    def __init__(self, counts: OperationCounts, *, fill: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counts, self._fill = counts, fill
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -265,8 +312,9 @@ class Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if _name(func) in _ALLOCATIONS:
+        if self._fill and _name(func) in _ALLOCATIONS:
             poison(out)
+        self._counts.note(func, out)
         return out
 
 
@@ -338,6 +386,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(name, reads, outs, writes)
         return out
 
+    def note_taken_out(self, name: str, tensor: torch.Tensor, line: int) -> None:
+        """Values left torch: what is computed from them there, nobody sees."""
+        key = (name, line, tuple(tensor.shape))
+        entry = self.operations.setdefault(key, Operation(*key))
+        entry.count += 1
+        entry.size_bytes += view_bytes(tensor)
+
     def alive_bytes(self) -> int:
         return sum(block.size_bytes for block in self.blocks if block.alive)
 
@@ -374,6 +429,10 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [leaf for key, leaf in leaves.items() if key not in overwritten]
 
     def _mark(self, name: str, reads: list[torch.Tensor], outs: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
+        sources = {source for tensor in reads for source in self._memory.block_of(tensor).sources}
+        if sources:
+            for tensor in (*outs, *writes):
+                self._memory.block_of(tensor).sources |= sources
         if name in _COPIES and len(reads) == 1:
             target = writes[0] if writes else outs[0]
             if self._copy_flags(reads[0], target):

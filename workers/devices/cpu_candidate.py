@@ -46,6 +46,7 @@ class CpuHalf:
             order=message.get("order"),
             submission_file=self._submission_file,
             poison_empty=message.get("poison", False),
+            run_programs=message.get("launches") != "off",
         )
 
     def _warm_up(self) -> None:
