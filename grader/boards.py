@@ -1,31 +1,41 @@
-"""The leaderboard of an assignment and the gradebook of a course."""
+"""The leaderboard of an assignment, its frozen editions, and the gradebook of a course."""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from grader import standings
-from grader.models import Course, CourseAssignment, Enrollment, Result, Role, State, Submission, User
-from grader.statistics import Interval
-
-_COLUMNS = (
-    "user_id",
-    "user_name",
-    "nickname",
-    "submission_id",
-    "submitted_at",
-    "verdict",
-    "points",
-    "out_of",
-    "withheld",
-    "provisional",
-    "speedup",
+from grader import accounts, course, standings
+from grader.assignment import Assignment
+from grader.course import ANONYMOUS, Catalog, WindowOf, shown_name
+from grader.deadlines import Window
+from grader.errors import AssignmentError, UserError
+from grader.models import (
+    Board,
+    BoardEntry,
+    CourseAssignment,
+    Enrollment,
+    Result,
+    Role,
+    State,
+    Submission,
+    User,
 )
+from grader.statistics import Interval
+from grader.wording import csv_table, one_line
+
+# what two kinds of rows have in common: a live one, and a line of a frozen board
+_SHARED = (
+    *("user_id", "submission_id", "submitted_at", "verdict", "out_of", "withheld", "provisional", "speedup"),
+    *("gpu", "limit_share"),
+)
+_KEPT = (*_SHARED, "points", "days_late", "rank", "shared", "hand_ins")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,31 +44,45 @@ class Best:
 
     user_id: int
     user_name: str  # staff only
-    nickname: str
+    name: str  # what boards show: the nickname, or that it is nobody's business
     submission_id: int
     submitted_at: datetime
+    days_late: int
     verdict: str
-    points: float
+    points: float  # after what being late took off
     out_of: float
     withheld: float
     provisional: bool
     speedup: float | None
+    gpu: str | None  # None: the interpreter
+    limit_share: float | None
     rank: int  # 1, 1, 3
     shared: bool  # nothing measured tells it from another of this rank
     hand_ins: int  # graded ones
 
 
-def best_of_each(session: Session, course_assignment_id: int, *, include_held: bool = False) -> list[Best]:
+def best_of_each(
+    session: Session,
+    entry: CourseAssignment,
+    assignment: Assignment | None,
+    *,
+    include_held: bool = False,
+    gpu: str | None = None,
+    until: datetime | None = None,
+) -> list[Best]:
     """Every student's best graded submission, the best first. A later, worse one never replaces it.
 
-    Ordered and ranked by grader.standings. Instructors are not ranked. What is `held` is left out until staff release
-    it, unless `include_held` (for a gradebook).
+    Ordered and ranked by grader.standings, by what is left after late days. Instructors are not ranked.
+
+    Args:
+        assignment: None where its folder does not load; a deadline that only the folder has is then not known.
+        include_held: also what is `held`, for a gradebook; boards wait until staff release it.
+        gpu: only what was measured on this one.
+        until: only what was handed in by then.
     """
-    rows = session.execute(
+    query = (
         select(
-            User.id.label("user_id"),
-            User.name.label("user_name"),
-            Enrollment.nickname,
+            Submission.user_id,
             Submission.id.label("submission_id"),
             Submission.submitted_at,
             Result.verdict,
@@ -69,32 +93,166 @@ def best_of_each(session: Session, course_assignment_id: int, *, include_held: b
             Result.speedup,
             Result.speedup_low,
             Result.speedup_high,
+            Result.gpu,
+            Result.limit_share,
         )
-        .select_from(Submission)
         .join(Result)
-        .join(CourseAssignment, CourseAssignment.id == Submission.course_assignment_id)
-        .join(User, User.id == Submission.user_id)
-        .join(
-            Enrollment,
-            and_(Enrollment.user_id == Submission.user_id, Enrollment.course_id == CourseAssignment.course_id),
-        )
-        .where(
-            Submission.course_assignment_id == course_assignment_id,
-            Submission.state == State.DONE,
-            Enrollment.role == Role.STUDENT,
-            *(() if include_held else (Result.verdict != "held",)),
-        )
-    ).all()
-    graded: dict[int, Any] = {row.submission_id: row for row in rows}
+        .where(Submission.course_assignment_id == entry.id, Submission.state == State.DONE)
+    )
+    if not include_held:
+        query = query.where(Result.verdict != "held")
+    if gpu is not None:
+        query = query.where(Result.gpu == gpu)
+    if until is not None:
+        query = query.where(Submission.submitted_at <= until)
+    people = _people(session, entry, Enrollment.role == Role.STUDENT)
+    window_of = course.windows_of(session, entry=entry, assignment=assignment)
+    rows: dict[int, Any] = {row.submission_id: row for row in session.execute(query) if row.user_id in people}
     return [
-        Best(
-            **{name: getattr(graded[one.entry.submission], name) for name in _COLUMNS},
-            rank=one.rank,
-            shared=one.shared,
-            hand_ins=one.hand_ins,
+        _best(rows[one.entry.submission], one, people, window_of)
+        for one in standings.rank(
+            _entry(row.user_id, row.submission_id, row.submitted_at, row, window_of(row.user_id))
+            for row in rows.values()
         )
-        for one in standings.rank(_entry(row) for row in graded.values())
     ]
+
+
+def counted(rows: Iterable[Submission], window: Window) -> Submission | None:
+    """Of one student's submissions the one that counts, by the same rule as on the board. Held ones do not yet."""
+    graded = {row.id: row for row in rows if row.state is State.DONE and row.result and row.result.verdict != "held"}
+    best = standings.best(_entry(row.user_id, row.id, row.submitted_at, row.result, window) for row in graded.values())
+    return graded[best.submission] if best else None
+
+
+def gpus(session: Session, course_assignment_id: int) -> list[str]:
+    """The GPUs that anything on this board was measured on."""
+    query = (
+        select(Result.gpu)
+        .join(Submission)
+        .where(Submission.course_assignment_id == course_assignment_id, Result.gpu.is_not(None))
+        .distinct()
+    )
+    return sorted(gpu for gpu in session.scalars(query) if gpu)
+
+
+BOARD_COLUMNS = (
+    *("rank", "tied", "name", "points", "out_of", "days_late", "speedup", "share_of_limit", "gpu"),
+    *("provisional", "handed_in"),
+)
+
+
+def board_csv(rows: Sequence[Best]) -> str:
+    """A board for a spreadsheet, with no other names than the board itself shows."""
+    return csv_table(
+        BOARD_COLUMNS,
+        (
+            (
+                one.rank,
+                one.shared,
+                one.name,
+                one.points,
+                one.out_of,
+                one.days_late,
+                one.speedup,
+                one.limit_share,
+                one.gpu,
+                one.provisional,
+                one.submitted_at,
+            )
+            for one in rows
+        ),
+    )
+
+
+# -- frozen boards ----------------------------------------------------------------------------------------------------
+
+
+def freeze(
+    session: Session,
+    entry: CourseAssignment,
+    assignment: Assignment,
+    *,
+    title: str,
+    actor_id: int | None,
+    now: datetime,
+    gpu: str | None = None,
+    until: datetime | None = None,
+    idempotency_key: str | None = None,
+) -> Board:
+    """Keep the board as it is now, and show it as official. Nothing that is judged later changes it.
+
+    Args:
+        until: leave out what was handed in later.
+        idempotency_key: from the form; a second click is the same board.
+
+    Raises:
+        UserError: nobody is on the board yet, or it has no title.
+    """
+    key = idempotency_key or secrets.token_hex(16)
+    query = select(Board).where(Board.course_assignment_id == entry.id, Board.idempotency_key == key)
+    known = session.scalars(query).one_or_none()
+    if known is not None:
+        return known
+    title = one_line(title, 100)
+    if not title:
+        raise UserError("Give the frozen board a title, e.g. “Week 3”.")
+    rows = best_of_each(session, entry, assignment, gpu=gpu, until=until)
+    if not rows:
+        raise UserError("Nobody is on this board yet, so there is nothing to freeze.")
+    board = Board(
+        course_assignment_id=entry.id,
+        title=title,
+        gpu=gpu,
+        until=until,
+        frozen_at=now,
+        frozen_by=actor_id,
+        idempotency_key=key,
+    )
+    session.add(board)
+    session.flush()
+    for place, one in enumerate(rows, start=1):
+        values = {name: getattr(one, name) for name in _KEPT}
+        session.add(BoardEntry(board_id=board.id, place=place, **values))
+    detail = f"board {board.id}, assignment {entry.id} ({entry.slug}), {len(rows)} entries: {title}"
+    accounts.audit(session, actor_id=actor_id, action="freeze-board", detail=detail, now=now)
+    session.flush()
+    return board
+
+
+def frozen(session: Session, course_assignment_id: int) -> list[Board]:
+    """The official boards of an assignment, the latest first."""
+    return list(
+        session.scalars(
+            select(Board)
+            .where(Board.course_assignment_id == course_assignment_id, Board.withdrawn_at.is_(None))
+            .order_by(Board.frozen_at.desc(), Board.id.desc())
+        )
+    )
+
+
+def frozen_lines(session: Session, board: Board, entry: CourseAssignment) -> list[Best]:
+    """The lines of a frozen board as they were; only names follow what each student chooses now."""
+    people = _people(session, entry)
+    query = select(BoardEntry).where(BoardEntry.board_id == board.id).order_by(BoardEntry.place)
+    found = []
+    for line in session.scalars(query):
+        user_name, name = people.get(line.user_id, ("", ANONYMOUS))  # somebody who left the course
+        values = {column: getattr(line, column) for column in _KEPT}
+        found.append(Best(user_name=user_name, name=name, **values))
+    return found
+
+
+def withdraw(session: Session, board: Board, *, actor_id: int | None, now: datetime) -> bool:
+    """Show a frozen board no longer; False when that was done before. Its lines are kept."""
+    if board.withdrawn_at is not None:
+        return False
+    board.withdrawn_at = now
+    detail = f"board {board.id}: {board.title}"
+    accounts.audit(session, actor_id=actor_id, action="withdraw-board", detail=detail, now=now)
+    return True
+
+
+# -- the gradebook ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,16 +261,17 @@ class GradebookRow:
 
     user_name: str
     assignment: str
-    submission_id: int | None  # None: handed in nothing that was graded
-    submitted_at: datetime | None
-    verdict: str
-    points: float
-    out_of: float
-    provisional: bool
-    held: bool
+    submission_id: int | None = None  # None: handed in nothing that was graded
+    submitted_at: datetime | None = None
+    verdict: str = ""
+    points: float = 0.0  # after what being late took off
+    out_of: float = 0.0
+    days_late: int = 0
+    provisional: bool = False
+    held: bool = False
 
 
-def gradebook(session: Session, course_id: int) -> list[GradebookRow]:
+def gradebook(session: Session, course_id: int, catalog: Catalog) -> list[GradebookRow]:
     """Every student with every assignment of the course, by name and then in the course's order."""
     students = session.execute(
         select(User.id, User.name)
@@ -120,14 +279,11 @@ def gradebook(session: Session, course_id: int) -> list[GradebookRow]:
         .where(Enrollment.course_id == course_id, Enrollment.role == Role.STUDENT)
         .order_by(User.name)
     ).all()
-    entries = session.execute(
-        select(CourseAssignment.id, CourseAssignment.slug)
-        .join(Course)
-        .where(Course.id == course_id)
-        .order_by(CourseAssignment.position, CourseAssignment.id)
-    ).all()
+    entries = course.assignments_of(session, course_id)
     best = {
-        (one.user_id, entry.id): one for entry in entries for one in best_of_each(session, entry.id, include_held=True)
+        (one.user_id, entry.id): one
+        for entry in entries
+        for one in best_of_each(session, entry, _loaded(catalog, entry.slug), include_held=True)
     }
     return [
         _gradebook_row(student.name, entry.slug, best.get((student.id, entry.id)))
@@ -138,17 +294,7 @@ def gradebook(session: Session, course_id: int) -> list[GradebookRow]:
 
 def _gradebook_row(user_name: str, slug: str, best: Best | None) -> GradebookRow:
     if best is None:
-        return GradebookRow(
-            user_name=user_name,
-            assignment=slug,
-            submission_id=None,
-            submitted_at=None,
-            verdict="",
-            points=0.0,
-            out_of=0.0,
-            provisional=False,
-            held=False,
-        )
+        return GradebookRow(user_name=user_name, assignment=slug)
     return GradebookRow(
         user_name=user_name,
         assignment=slug,
@@ -157,18 +303,53 @@ def _gradebook_row(user_name: str, slug: str, best: Best | None) -> GradebookRow
         verdict=best.verdict,
         points=best.points,
         out_of=best.out_of,
+        days_late=best.days_late,
         provisional=best.provisional,
         held=best.verdict == "held",
     )
 
 
-def _entry(row: Any) -> standings.Entry:
-    measured = None not in (row.speedup, row.speedup_low, row.speedup_high)
+def _loaded(catalog: Catalog, slug: str) -> Assignment | None:
+    try:
+        return catalog.load(slug)
+    except AssignmentError:
+        return None  # what was graded is in the database
+
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _people(session: Session, entry: CourseAssignment, *where: Any) -> dict[int, tuple[str, str]]:
+    """Name and shown name of everybody in the course, by user id."""
+    query = (
+        select(Enrollment.user_id, User.name, Enrollment.nickname, Enrollment.anonymous)
+        .join(User, User.id == Enrollment.user_id)
+        .where(Enrollment.course_id == entry.course_id, *where)
+    )
+    return {row.user_id: (row.name, shown_name(row.nickname, row.anonymous)) for row in session.execute(query)}
+
+
+def _best(row: Any, standing: standings.Standing, people: dict[int, tuple[str, str]], window_of: WindowOf) -> Best:
+    user_name, name = people[row.user_id]
+    return Best(
+        **{column: getattr(row, column) for column in _SHARED},
+        user_name=user_name,
+        name=name,
+        days_late=window_of(row.user_id).at(row.submitted_at).days_late,
+        points=standing.entry.points,
+        rank=standing.rank,
+        shared=standing.shared,
+        hand_ins=standing.hand_ins,
+    )
+
+
+def _entry(user_id: int, submission_id: int, submitted_at: datetime, result: Any, window: Window) -> standings.Entry:
+    value, low, high = result.speedup, result.speedup_low, result.speedup_high
     return standings.Entry(
-        who=str(row.user_id),
-        submission=row.submission_id,
-        points=row.points,
-        submitted_at=row.submitted_at,
-        speedup=Interval(value=row.speedup, low=row.speedup_low, high=row.speedup_high) if measured else None,
-        provisional=row.provisional,
+        who=str(user_id),
+        submission=submission_id,
+        points=window.at(submitted_at).counted(result.points),
+        submitted_at=submitted_at,
+        speedup=None if value is None or low is None or high is None else Interval(value=value, low=low, high=high),
+        provisional=result.provisional,
     )

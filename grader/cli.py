@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import os
@@ -29,12 +28,12 @@ from grader.course import Catalog
 from grader.db import Database
 from grader.errors import AssignmentError, GraderFault, UserError
 from grader.measurement import Examination
-from grader.models import Course, CourseAssignment, Role, User
+from grader.models import Board, Course, CourseAssignment, Role, User
 from grader.queue import Doorbell, log_to_stderr, make_celery
 from grader.settings import DEVICES, Settings, known_variables
 from grader.terminal import print_report
 from grader.verdicts import Grade
-from grader.wording import count, in_words, one_line, plain
+from grader.wording import count, csv_table, in_words, one_line, plain
 
 FAILED = 2  # exit status where nothing was graded
 
@@ -442,19 +441,71 @@ def extend(course_slug: str, slug: str, name: str, until: datetime) -> None:
 @click.argument("course_slug")
 def grades(course_slug: str) -> None:
     """Print the course's grades as CSV, each student's best hand-in for each assignment."""
-    with _database(_settings()) as database, database.read() as session:
-        rows = boards.gradebook(session, _course(session, course_slug).id)
+    settings = _settings()
+    with _database(settings) as database, database.read() as session:
+        rows = boards.gradebook(session, _course(session, course_slug).id, Catalog(settings.assignments_dir))
     names = [field.name for field in dataclasses.fields(boards.GradebookRow)]
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow(_cell(getattr(row, name)) for name in names)
+    click.echo(csv_table(names, [[getattr(row, name) for name in names] for row in rows]), nl=False)
 
 
-def _cell(value: object) -> str:
-    """A cell that no spreadsheet takes for a formula (OWASP, CSV injection)."""
-    text = "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+@cli.group("board")
+def board_group() -> None:
+    """Look at leaderboards, and freeze official ones."""
+
+
+@board_group.command("show")
+@click.argument("course_slug")
+@click.argument("slug")
+@click.option("--gpu", help="Only what was measured on this one.")
+@click.option("--frozen", "board_id", type=int, help="Number of a frozen board, instead of the live one.")
+def show_board(course_slug: str, slug: str, gpu: str | None, board_id: int | None) -> None:
+    """Print a board as CSV, with the names that the board itself shows."""
+    settings = _settings()
+    with _database(settings) as database, database.read() as session:
+        entry = _entry(session, course_slug, slug)
+        if board_id is None:
+            rows = boards.best_of_each(session, entry, Catalog(settings.assignments_dir).load(slug), gpu=gpu)
+        else:
+            rows = boards.frozen_lines(session, _board(session, entry, board_id), entry)
+    click.echo(boards.board_csv(rows), nl=False)
+
+
+@board_group.command("freeze")
+@click.argument("course_slug")
+@click.argument("slug")
+@click.option("--title", required=True, help='Shown above it, e.g. "Week 3".')
+@click.option("--gpu", help="Only what was measured on this one.")
+@click.option("--until", type=Moment(), help="UTC; leave out what was handed in later.")
+def freeze_board(course_slug: str, slug: str, title: str, gpu: str | None, until: datetime | None) -> None:
+    """Keep a board as it is now and show it as official; prints its number."""
+    settings = _settings()
+    with _database(settings) as database, database.write() as session:
+        entry = _entry(session, course_slug, slug)
+        rules = Catalog(settings.assignments_dir).load(slug)
+        board = boards.freeze(session, entry, rules, title=title, gpu=gpu, until=until, actor_id=None, now=_now())
+        click.echo(board.id)
+
+
+@board_group.command("list")
+@click.argument("course_slug")
+@click.argument("slug")
+def list_boards(course_slug: str, slug: str) -> None:
+    """List the frozen boards of an assignment."""
+    with _database(_settings()) as database, database.read() as session:
+        for board in boards.frozen(session, _entry(session, course_slug, slug).id):
+            gpu = f", {board.gpu}" if board.gpu else ""
+            click.echo(f"{board.id}: {board.title}, frozen {board.frozen_at:%Y-%m-%d %H:%M} UTC{gpu}")
+
+
+@board_group.command("withdraw")
+@click.argument("course_slug")
+@click.argument("slug")
+@click.argument("board_id", type=int)
+def withdraw_board(course_slug: str, slug: str, board_id: int) -> None:
+    """Show a frozen board no longer."""
+    with _database(_settings()) as database, database.write() as session:
+        board = _board(session, _entry(session, course_slug, slug), board_id)
+        boards.withdraw(session, board, actor_id=None, now=_now())
 
 
 # -- submissions ------------------------------------------------------------------------------------------------------
@@ -616,6 +667,13 @@ def _entry(session: Session, course_slug: str, slug: str) -> CourseAssignment:
     found = course.assignment_in(session, course_slug=_course(session, course_slug).slug, slug=slug)
     if found is None:
         raise UserError(f"Course {course_slug!r} does not set {slug!r}. `tilegrade course assign` sets it.")
+    return found
+
+
+def _board(session: Session, entry: CourseAssignment, board_id: int) -> Board:
+    found = next((board for board in boards.frozen(session, entry.id) if board.id == board_id), None)
+    if found is None:
+        raise UserError(f"There is no frozen board {board_id} of {entry.slug}. `tilegrade board list` lists them.")
     return found
 
 

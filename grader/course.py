@@ -22,6 +22,8 @@ WindowOf = Callable[[int], Window]  # by user id
 
 # what students read of an assignment that staff or a worker closed
 CLOSED = "This assignment is closed at the moment. Your instructor has been told why."
+# what boards call those who do not want to show even a nickname
+ANONYMOUS = "Anonymous"
 _COLOURS = ("amber", "azure", "coral", "cyan", "green", "indigo", "ivory", "lilac", "olive", "ruby", "teal", "violet")
 _BIRDS = ("auk", "crane", "egret", "finch", "heron", "ibis", "kite", "lark", "owl", "plover", "raven", "stork", "wren")
 
@@ -122,6 +124,24 @@ def rename(session: Session, enrollment: Enrollment, nickname: str) -> None:
     if other is not None:
         raise UserError(f"{nickname!r} is taken in this course; choose another nickname.")
     enrollment.nickname = nickname
+
+
+def appear_as(session: Session, enrollment: Enrollment, *, nickname: str, anonymous: bool) -> None:
+    """How every board of the course shows somebody from now on. Without a nickname the one that is there stays.
+
+    Raises:
+        UserError: as `rename` does; or the nickname is what boards call the anonymous.
+    """
+    if nickname.strip():
+        if nickname.split() == [ANONYMOUS]:
+            raise UserError(f"{ANONYMOUS!r} is what boards call those who show no name; tick that instead.")
+        rename(session, enrollment, nickname)
+    enrollment.anonymous = anonymous
+
+
+def shown_name(nickname: str, anonymous: bool) -> str:
+    """What a board calls somebody. No page or export of a board may use another name."""
+    return ANONYMOUS if anonymous else nickname
 
 
 def enrollment_of(session: Session, *, course_id: int, user_id: int) -> Enrollment | None:

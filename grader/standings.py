@@ -59,6 +59,11 @@ def rank(entries: Iterable[Entry]) -> tuple[Standing, ...]:
     return tuple(found)
 
 
+def best(entries: Iterable[Entry]) -> Entry | None:
+    """The one of a person's hand-ins that counts; None of none."""
+    return min(entries, key=_order, default=None)
+
+
 def _order(entry: Entry) -> tuple[float, float, datetime, int]:
     """Best first: points, speed-up, then who came first."""
     speedup = entry.speedup.value if entry.speedup is not None else 0.0

@@ -19,7 +19,7 @@ def show(course_slug: str, slug: str) -> str:
     """Nicknames only; instructors also see who is behind them."""
     with house().database.read() as db:
         entry = assignment_or_404(db, course_slug, slug)
-        best = boards.best_of_each(db, entry.id)
+        best = boards.best_of_each(db, entry, house().catalog.load(slug))
         return render_template(
             "leaderboard.html",
             entry=entry,
