@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 # categories that have no glyph of their own, or change how their neighbours are shown
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _NAMED = {"\r": "\\r", "\x1b": "\\x1b", "\0": "\\0"}
 _MAX_MARKS = 3  # combining marks in a row; more would be drawn over other lines
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,26 @@ def in_words(code: str) -> str:
     return code.replace("_", " ")
 
 
+def points_text(points: float) -> str:
+    """Points as every page and sentence gives them: they have two decimals, and zeros at the end are left out."""
+    return f"{points:.2f}".rstrip("0").rstrip(".")
+
+
+def csv_cell(value: object) -> str:
+    """A cell that no spreadsheet takes for a formula (OWASP, CSV injection). Moments are in ISO 8601."""
+    text = "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def csv_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as CSV text with a header."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([csv_cell(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
 def _escape(char: str) -> str:
     if char in _NAMED:
         return _NAMED[char]
@@ -74,6 +98,15 @@ def bytes_text(size_bytes: float) -> str:
     if unit == 0:
         return f"{value:.0f} B"
     return f"{value:.{max(0, 3 - len(str(int(value))))}f} {_UNITS[unit]}"
+
+
+def rate_text(per_s: float, unit: str) -> str:
+    """A rate with three significant digits: "776 TFLOP/s", "4.25 TB/s"."""
+    value, prefix = float(per_s), 0
+    while abs(value) >= 999.5 and prefix < len(_PREFIXES) - 1:
+        value /= 1000
+        prefix += 1
+    return f"{value:.{max(0, 3 - len(str(int(abs(value)))))}f} {_PREFIXES[prefix]}{unit}"
 
 
 def error_text(error: float | None) -> str:
