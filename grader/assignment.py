@@ -88,6 +88,11 @@ class MemorySweep:
     along: tuple[str, ...]  # the axes that take the swept size, e.g. queries and keys
     pass_exponent: float  # at most this passes
     dtype: str = "float32"
+    cuda_axes: Mapping[str, int] | None = None  # the other axes on a GPU; None: the same
+
+    def axes_on(self, device: str) -> Mapping[str, int]:
+        """The axes that stay as they are while one grows, on a device of that kind."""
+        return self.cuda_axes if device == "cuda" and self.cuda_axes is not None else self.axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,6 +431,7 @@ def _memory(table: _Table) -> MemorySweep:
         along=table.texts("along"),
         pass_exponent=table.number("pass_exponent"),
         dtype=table.choice("dtype", DTYPES, "float32"),
+        cuda_axes=table.sizes("cuda_axes") if table.has("cuda_axes") else None,
     )
     for key in ("sizes", "cuda_sizes"):
         values = getattr(found, key)

@@ -115,7 +115,7 @@ def calls(assignment: Assignment, operation: Operation) -> list[Call]:
         add(case.axes, case.dtype, case.options or {}, case.layout)
     if assignment.memory is not None:
         for size in assignment.memory.cuda_sizes:
-            swept = dict(assignment.memory.axes) | dict.fromkeys(assignment.memory.along, size)
+            swept = dict(assignment.memory.axes_on("cuda")) | dict.fromkeys(assignment.memory.along, size)
             add(swept, assignment.memory.dtype, assignment.structure.options, "contiguous")
     if assignment.speed is not None:
         for axes in assignment.speed.sizes:

@@ -508,7 +508,7 @@ class _Course:
         sweep = self._assignment.memory
         assert sweep is not None
         operation = self._examiner.operation
-        axes = dict(sweep.axes) | dict.fromkeys(sweep.along, size)
+        axes = dict(sweep.axes_on("cuda")) | dict.fromkeys(sweep.along, size)
         dtype = getattr(torch, sweep.dtype)
         costs = operation.costs(axes, dtype, options)
         inputs = Field(

@@ -29,13 +29,15 @@ from workers.interview import Interview
 
 ALIGN = 256
 PILOT_CALLS = 4
+SLOW_PILOT_MS = 10.0  # one call that takes this long tells enough
 CALLS_LIMIT_S = 20.0
 SPIN_S = 1.0  # a window is much shorter; what takes longer is waited for asleep
 OTHER_ROUNDS = 3  # of sizes that are not the headline
 MOST_ROUNDS = 12
-FIRST_CALL_WINDOWS = 5
+FIRST_CALL_WINDOWS = 5  # of the headline size; of others as many as rounds
 EMPTY_WINDOWS = 3
-SPOT_ROUND = 2  # beside the first, the round in which the reference runs
+SPOT_ROUNDS = (0, 3)  # in which the reference runs
+BASELINES_SHARE = 3  # a baseline's outputs may take that part of the room for the student's
 SEGMENTS_A_FRAME = 200
 MAX_MOVES = 4  # windows whose outputs lay in memory never seen before
 LARGEST_SCORE = 16.0  # of the timed inputs, for the tolerance
@@ -73,7 +75,7 @@ class Field:
         self._generator = torch.Generator(device=self._device).manual_seed(seed)
         self._offsets: dict[str, tuple[int, int]] = {}
         self.blocks: dict[str, torch.Tensor] = {}
-        end = 0
+        end = self.own_bytes = 0
         for number, (name, (shape, dtype)) in enumerate(timed.shapes(size.axes, size.dtype).items()):
             copies = n_calls if number == 0 else min(SHARED_COPIES, n_calls)
             count = math.prod(shape)
@@ -85,6 +87,7 @@ class Field:
             self.blocks[name] = flat.as_strided((copies, *shape), (distance // dtype.itemsize, *strides))
             self._offsets[name] = (end, distance)
             end += copies * distance
+            self.own_bytes = self.own_bytes or distance  # of the first input: what every call has to itself
         self.used_bytes = end
         self._planted = torch.zeros(1, dtype=torch.int64, device=self._device)
 
@@ -441,13 +444,15 @@ class Stopwatch:
         limits: dict[str, float] = {}
         regular = [one for one in rivals if one.name in ("naive", "student")]
         for number in range(MOST_ROUNDS if headline else OTHER_ROUNDS):
-            spot = [one for one in rivals if one not in regular] if number in (0, SPOT_ROUND) else []
+            spot = [one for one in rivals if one not in regular] if number in SPOT_ROUNDS else []
             # the naive baseline first of all: its own error sets the limit that the student's rows are held to
             for rival in [*reversed(timing.turn(regular, number)), *spot]:
                 self._round(rival, inputs, idle_ms, race, limits)
             for rival in others if number < EMPTY_WINDOWS else []:
                 with self._part(race, "empty"):
                     rival.release()
+                    # as before a full window: a candidate that lay still for a while wakes up more slowly
+                    inputs.fill(self._clock)
                     run = rival.window(0, inputs.rows())
                 race.empty_ms.append(run.window_ms)
                 race.anatomy_ms.setdefault(f"empty-{rival.name}", []).append(run.anatomy_ms)
@@ -456,7 +461,7 @@ class Stopwatch:
             if number + 1 >= OTHER_ROUNDS and (over or timing.enough(naive_ms, student_ms, seed=self._seed)):
                 break
         with self._part(race, "first"):
-            self._look_at_first_call(student, inputs, race)
+            self._look_at_first_call(student, inputs, race, FIRST_CALL_WINDOWS if headline else OTHER_ROUNDS)
         for rival in rivals:
             rival.release()
         for rival in others:
@@ -503,15 +508,20 @@ class Stopwatch:
         """A few calls each, which also compile what is not compiled; then K for each."""
         inputs = Field(self._gpu, self._operation, self._timed, size, PILOT_CALLS, seed=self._seed)
         inputs.fill(self._clock)
-        per_call = inputs.used_bytes // PILOT_CALLS
-        outputs = self._timed.output_bytes(size.axes, size.dtype)
+        shared_bytes = inputs.used_bytes - PILOT_CALLS * inputs.own_bytes
         for rival in rivals:
+            is_student = rival.name == "student"
+            need = timing.Need(
+                input_bytes=inputs.own_bytes,
+                input_room_bytes=len(self._gpu.arena) - shared_bytes,
+                output_bytes=self._timed.output_bytes(size.axes, size.dtype),
+                output_room_bytes=self._gpu.room_bytes // (1 if is_student else BASELINES_SHARE),
+            )
             race.n_calls[rival.name] = timing.calls_in_window(
                 pilot_ms=self._pilot_ms(rival, inputs, size),
-                bytes_per_call=max(per_call, outputs),
+                need=need,
                 n_outputs=len(self._operation.outputs),
-                budget_bytes=len(self._gpu.arena) // 2,
-                window_ms=timing.WINDOW_MS if headline and rival.name == "student" else timing.SHORT_WINDOW_MS,
+                window_ms=timing.WINDOW_MS if headline and is_student else timing.SHORT_WINDOW_MS,
             )
 
     def _pilot_ms(self, rival: Rival, inputs: Field, size: Size) -> float:
@@ -519,13 +529,22 @@ class Stopwatch:
         key = f"{size.axes} {size.dtype}"
         if key not in rival.pilots_ms:
             rival.prepare(inputs, PILOT_CALLS, fresh=True)
-            rival.rehearse(PILOT_CALLS)
-            fastest = {PILOT_CALLS: math.inf, 0: math.inf}
-            for n_calls in (PILOT_CALLS, 0, PILOT_CALLS, 0):  # the first of each may compile something of ours
-                rival.release()
-                fastest[n_calls] = min(fastest[n_calls], rival.window(n_calls, inputs.rows()).window_ms)
-            rival.pilots_ms[key] = max(fastest[PILOT_CALLS] - fastest[0], 0.02) / PILOT_CALLS
+            alone_ms = self._fastest_ms(rival, inputs, 1)
+            if alone_ms < SLOW_PILOT_MS:
+                together_ms = self._fastest_ms(rival, inputs, PILOT_CALLS) - self._fastest_ms(rival, inputs, 0)
+                alone_ms = max(together_ms, 0.02) / PILOT_CALLS
+            rival.pilots_ms[key] = alone_ms
         return rival.pilots_ms[key]
+
+    def _fastest_ms(self, rival: Rival, inputs: Field, n_calls: int) -> float:
+        """The faster of two windows; the first of them may compile something of ours."""
+        if n_calls:
+            rival.rehearse(n_calls, most=1)
+        times_ms = []
+        for _ in range(2):
+            rival.release()
+            times_ms.append(rival.window(n_calls, inputs.rows()).window_ms)
+        return min(times_ms)
 
     def _hold_to_record(self, rival: Rival, size: Size, race: Race) -> None:
         """A baseline that runs as it never did here says that the GPU is not what it was: nothing is known then."""
@@ -618,10 +637,10 @@ class Stopwatch:
         message = f"{name} of {n_wrong} of {run.n_calls} timed calls {when}, in {rows[name].shape[1]} rows looked at"
         raise WrongRowsError(Evidence(kind=kind, message=message))
 
-    def _look_at_first_call(self, student: Rival, inputs: Field, race: Race) -> None:
+    def _look_at_first_call(self, student: Rival, inputs: Field, race: Race, n_windows: int) -> None:
         """A call alone, without company to hide in."""
-        student.rehearse(1)
-        for _ in range(FIRST_CALL_WINDOWS):
+        student.rehearse(1, most=1)
+        for _ in range(n_windows):
             student.release()
             inputs.fill(self._clock)
             try:

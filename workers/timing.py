@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
@@ -15,8 +16,8 @@ from grader.statistics import Interval, bootstrap_ratio
 
 T = TypeVar("T")
 
-WINDOW_MS = 130.0  # of the student's file at the headline size: long enough that what surrounds it is lost in it
-SHORT_WINDOW_MS = 65.0  # of the baselines, and of other sizes
+WINDOW_MS = 110.0  # of the student's file at the headline size: long enough that what surrounds it is lost in it
+SHORT_WINDOW_MS = 45.0  # of the baselines, and of other sizes
 MOST_OUTPUTS = 2048  # of a window: their addresses still fit one frame
 LEAST_ROUNDS = 5
 WANTED_HALF_WIDTH = 0.01  # of the 95 % interval, relative
@@ -32,20 +33,31 @@ FIRST_CALL_GRACE_MS = 0.5
 BAND = 0.15  # how far a baseline's time may lie from its record on this GPU
 
 
-def calls_in_window(
-    *, pilot_ms: float, bytes_per_call: int, budget_bytes: int, n_outputs: int, window_ms: float = WINDOW_MS
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Memory that each call of a window has to itself, and the room there is for all of them."""
+
+    input_bytes: int
+    input_room_bytes: int
+    output_bytes: int
+    output_room_bytes: int
+
+    @property
+    def most_calls(self) -> int:
+        return min(
+            self.input_room_bytes // max(1, self.input_bytes), self.output_room_bytes // max(1, self.output_bytes)
+        )
+
+
+def calls_in_window(*, pilot_ms: float, need: Need, n_outputs: int, window_ms: float = WINDOW_MS) -> int:
     """Choose K from a pilot, so that a window lasts `window_ms` where memory for K inputs and outputs allows.
 
     Args:
         pilot_ms: one call, roughly.
-        bytes_per_call: inputs or outputs that each call has to itself, whichever are more.
-        budget_bytes: what either may take.
         n_outputs: tensors that one call gives.
     """
     by_time = math.ceil(window_ms / max(pilot_ms, 1e-4))
-    by_memory = budget_bytes // max(1, bytes_per_call)
-    return max(2, min(by_time, by_memory, MOST_OUTPUTS // n_outputs))
+    return max(2, min(by_time, need.most_calls, MOST_OUTPUTS // n_outputs))
 
 
 def per_call_ms(window_ms: float, n_calls: int, empty_ms: float) -> float:

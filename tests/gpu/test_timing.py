@@ -6,17 +6,20 @@ from workers import timing
 
 
 @pytest.mark.parametrize(
-    ("pilot_ms", "bytes_per_call", "n_calls"),
+    ("pilot_ms", "input_bytes", "output_bytes", "n_calls"),
     [
-        pytest.param(1.0, 1 << 20, 130, id="time-decides"),
-        pytest.param(0.001, 1 << 28, 64, id="memory-decides"),
-        pytest.param(0.001, 1 << 10, 1024, id="the-frame-decides"),
-        pytest.param(900.0, 1 << 20, 2, id="never-one-alone"),
+        pytest.param(1.0, 1 << 20, 1 << 20, 110, id="time-decides"),
+        pytest.param(0.001, 1 << 28, 1 << 20, 64, id="memory-for-inputs-decides"),
+        pytest.param(0.001, 1 << 20, 1 << 28, 32, id="memory-for-outputs-decides"),
+        pytest.param(0.001, 1 << 10, 1 << 10, 1024, id="the-frame-decides"),
+        pytest.param(900.0, 1 << 20, 1 << 20, 2, id="never-one-alone"),
     ],
 )
-def test_a_window_is_as_long_as_time_memory_and_frame_allow(pilot_ms, bytes_per_call, n_calls):
-    found = timing.calls_in_window(pilot_ms=pilot_ms, bytes_per_call=bytes_per_call, budget_bytes=1 << 34, n_outputs=2)
-    assert found == n_calls
+def test_a_window_is_as_long_as_time_memory_and_frame_allow(pilot_ms, input_bytes, output_bytes, n_calls):
+    need = timing.Need(
+        input_bytes=input_bytes, input_room_bytes=1 << 34, output_bytes=output_bytes, output_room_bytes=1 << 33
+    )
+    assert timing.calls_in_window(pilot_ms=pilot_ms, need=need, n_outputs=2) == n_calls
 
 
 def test_an_empty_window_is_subtracted_from_a_full_one():

@@ -40,7 +40,7 @@ class Gpu:
     """One GPU, as the examiner uses it. Holds the arena for as long as it lives.
 
     Args:
-        arena_bytes: memory for the inputs of all candidates; None takes a quarter of the card.
+        arena_bytes: memory for the inputs of all candidates; None takes two fifths of the card.
     """
 
     def __init__(self, index: int = 0, *, arena_bytes: int | None = None) -> None:
@@ -53,7 +53,9 @@ class Gpu:
         self.total_bytes: int = properties.total_memory
         pynvml.nvmlInit()
         self._nvml = _nvml_handle(self.uuid, index)
-        size = (self.total_bytes // 4 if arena_bytes is None else arena_bytes) >> 21 << 21
+        size = (self.total_bytes * 2 // 5 if arena_bytes is None else arena_bytes) >> 21 << 21
+        # with two baselines' thirds of it, their temporaries and the contexts of warm candidates it fits beside the arena
+        self.room_bytes = self.total_bytes // 4
         self._start = int(_checked(runtime.cudaMalloc(size)))
         self.handle = bytes(_checked(runtime.cudaIpcGetMemHandle(self._start)).reserved).hex()
         self.arena = view(self._start, size)

@@ -30,6 +30,7 @@ class TimedGpu(Protocol):
 
     arena: torch.Tensor  # bytes on the device, which every candidate maps
     handle: str  # by which they do
+    room_bytes: int  # device memory that the outputs of one window may take
 
     def settle(self) -> None:
         """Wait for everything this process asked of the GPU."""
