@@ -109,7 +109,7 @@ def test_every_call_of_a_window_has_inputs_of_its_own(track):
 
         return call
 
-    track.race(track.rival("student", ms=24.0, call=recording), headline=False)
+    track.race(track.rival("student", ms=12.0, call=recording), headline=False)
     assert len(seen) >= 3
     assert len({tuple(one) for one in seen.values()}) == len(seen)
 
