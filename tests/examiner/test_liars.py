@@ -6,7 +6,7 @@ import time
 import pytest
 from liars import Liars, facts, loaded, result, say, softmax
 
-from grader.judging import AxisVerdict, judge
+from grader.judging import AxisVerdict, Verdict, judge
 from grader.measurement import FailureKind, ProbeFailed, ProbeMeasured, dumps, loads
 from workers.examination import Examiner, examine
 
@@ -29,8 +29,14 @@ def question(assignment_named):
 
 
 def answering(call, load=lambda message, _arena: [loaded(message)]):
-    """Liars that load, and answer every other request with `call`."""
-    return Liars(lambda message, arena: (load if message["op"] == "load" else call)(message, arena))
+    """Liars that load, answer every other request with `call`, and have no result where launches are switched off."""
+
+    def answer(message, arena):
+        if message.get("launches") == "off":
+            return [result(message, [])]
+        return (load if message["op"] == "load" else call)(message, arena)
+
+    return Liars(answer)
 
 
 def ask(assignment, liars):
@@ -47,6 +53,58 @@ def test_who_answers_right_is_believed(question):
     assert grade.numerics.verdict is AxisVerdict.PASS
     assert grade.structure.verdict is AxisVerdict.PASS
     assert found.evidence == ()
+
+
+def test_who_answers_right_without_its_kernels_has_none(question):
+    def right(message, arena):
+        return [loaded(message) if message["op"] == "load" else result(message, softmax(message, arena))]
+
+    found, grade = ask(question(), Liars(right))
+    assert found.same_without_launches == ("lse", "y")
+    assert grade.verdict is Verdict.REFUSED
+    assert grade.score.points == 0
+
+
+def test_who_never_reads_its_inputs_has_computed_nothing(question):
+    def right(message, arena):
+        return [result(message, softmax(message, arena), facts=facts(unread_inputs=["x"]))]
+
+    _, grade = ask(question(), answering(right))
+    assert grade.verdict is Verdict.REFUSED
+    assert grade.score.points == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"), [(["time.time"], "time.time"), ("x", "something unreadable"), ([1, {}], "1, {}")], ids=repr
+)
+def test_who_says_that_it_replaced_functions_is_held_whatever_it_says(question, said, shown):
+    liars = answering(lambda message, arena: [result(message, softmax(message, arena), replaced=said)])
+    found, grade = ask(question(), liars)
+    assert {one.kind for one in found.evidence} == {"functions-replaced"}
+    assert shown in found.evidence[0].message
+    assert grade.verdict is Verdict.HELD
+
+
+def test_library_attention_in_any_probe_is_refused(question):
+    def right(message, arena):
+        more = (
+            facts(library_calls=[{"op": "_scaled_dot_product_cudnn_attention"}]) if message["watch"] == "bounds" else {}
+        )
+        return [result(message, softmax(message, arena), **({"facts": more} if more else {}))]
+
+    found, grade = ask(question(), answering(right))
+    assert found.library_calls
+    assert grade.verdict is Verdict.REFUSED
+
+
+def test_a_torch_operation_in_one_probe_alone_is_seen(question):
+    def right(message, arena):
+        more = {"facts": facts(torch_ops=[{"op": "bmm", "bytes": 1 << 20}])} if message["watch"] == "bounds" else {}
+        return [result(message, softmax(message, arena), **more)]
+
+    _, grade = ask(question(), answering(right))
+    (check,) = [check for check in grade.structure.checks if check.name == "torch-ops"]
+    assert (check.ok, check.found) == (False, "bmm")
 
 
 # ---- whose answer it is
@@ -149,7 +207,7 @@ def test_one_claim_repeated_is_read_once(question, monkeypatch):
     read = cpu.Arena.read
     monkeypatch.setattr(cpu.Arena, "read", lambda *given: reads.append(given) or read(*given))
     ask(question(), answering(lambda message, arena: [result(message, softmax(message, arena) * 30)]))
-    assert len(reads) == 2 * 3  # two outputs of the probe and of both audited calls
+    assert len(reads) == 2 * 4  # two outputs of the probe, of it without and with launches, and of both audited calls
 
 
 @pytest.mark.parametrize(
@@ -179,6 +237,7 @@ LAUNCH = {"kernel": "k", "args": []}
     [
         *(("n_launches", value) for value in NO_COUNT),
         *(("unique_bytes", value) for value in NO_COUNT),
+        *(("unread_inputs", value) for value in (-1, "x", {}, [1], [None])),
         *(("findings", value) for value in NO_ROWS),
         *(("saved", value) for value in NO_ROWS),
         *(("outputs", value) for value in NO_TABLE),
