@@ -58,6 +58,9 @@ _NO_CUDA = re.compile(r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|CUD
 _SHARED_MEMORY = re.compile(r"out of resource.*shared memory|shared memory.*(hardware limit|required)", re.I | re.S)
 
 
+_SHARED_BYTES = re.compile(r"Required: (\d{1,12}), Hardware limit: (\d{1,12})")
+
+
 @dataclass(frozen=True, slots=True)
 class _Facts:
     """The probes that count, side by side with what was measured."""
@@ -203,10 +206,14 @@ _SAYINGS: dict[FailureKind, tuple[str, str]] = {
 def _failed(facts: _Facts, failure: Failure) -> Diagnosis:
     saying, hint = _SAYINGS[failure.kind]
     label = failure.kind.value
+    evidence = []
     if _SHARED_MEMORY.search(failure.message):
         label = "needs-bigger-shared-memory"
         saying = "The kernel asks for more shared memory than the GPU has"
         hint = "Ask for fewer stages or smaller tiles."
+        evidence += _shared_memory(failure.message)
+    if failure.kind is FailureKind.CRASHED:
+        evidence += _device_fault(facts)
     if failure.kind is FailureKind.RAISES and _NO_CUDA.search(failure.message):
         hint = (
             "The file asks for the cuda device, and this grading runs on a CPU: "
@@ -222,10 +229,34 @@ def _failed(facts: _Facts, failure: Failure) -> Diagnosis:
         where += f" at line {failure.line}"
     sentence = f"{saying}{where}{message}"
     same = [case for case in facts.cases if case.failure is not None and case.failure.kind is failure.kind]
-    evidence = []
     if same:
         evidence.append(f"{facts.names(same)} ended this way; {len(facts.passing)} of {len(facts.cases)} probes pass.")
     return Diagnosis(label=label, sentence=_stop(sentence), hint=hint, evidence=tuple(evidence))
+
+
+def _shared_memory(message: str) -> list[str]:
+    """How much was asked for and how much there is, from Triton's own message."""
+    asked = _SHARED_BYTES.search(message)
+    if asked is None:
+        return []
+    want, limit = int(asked[1]), int(asked[2])
+    return [
+        f"It asks for {want:,} B of shared memory a block ({want / 1024:.0f} KiB); this GPU has {limit:,} B "
+        f"({limit / 1024:.0f} KiB)."
+    ]
+
+
+def _device_fault(facts: _Facts) -> list[str]:
+    """What the second run under compute-sanitizer saw, unless only staff may read about that probe."""
+    found = facts.examination.device_fault
+    if found is None or any(case.name == found.probe and case.hidden for case in facts.cases):
+        return []
+    kernel = f" in {one_line(found.kernel, 60)}" if found.kernel else ""
+    line = f" at line {found.line}" if found.line is not None else ""
+    near = f": {one_line(found.where)}" if found.where else ""
+    return [
+        _stop(f"compute-sanitizer, run on {found.probe}, names the place{line}{kernel}: {one_line(found.what)}{near}")
+    ]
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -372,6 +403,7 @@ def _wrong(facts: _Facts) -> Diagnosis:
         _wrong_form,
         _only_a_check,
         _ignores_strides,
+        _tuned_in_place,
         _known_mistake,
         _output_unwritten,
         _input_mutated,
@@ -616,14 +648,32 @@ def _input_mutated(facts: _Facts) -> Diagnosis | None:
     )
 
 
+def _tuned_in_place(facts: _Facts) -> Diagnosis | None:
+    """Wrong in just those calls in which the autotuner tried its configurations."""
+    runs = [(case, run) for case in facts.cases for run in [facts.run(case)] if run is not None]
+    tuned = {case.name for case, run in runs if run.tuned}
+    wrong = {case.name for case in facts.wrong_values}
+    if not wrong or not wrong <= tuned or not facts.passing or 2 * len(wrong) < len(tuned):
+        return None
+    return Diagnosis(
+        label="autotune-in-place",
+        sentence="Wrong only in calls in which @triton.autotune tried its configurations: "
+        f"{facts.names(facts.wrong_values)}.",
+        hint="Timing a configuration runs the kernel many times on the same tensors, so one that adds to what it finds "
+        "or changes what it reads, must start afresh each time: see reset_to_zero and restore_value.",
+    )
+
+
 def _race(facts: _Facts) -> Diagnosis | None:
     """Two programs on one address, where results show it (on a GPU)."""
     races = _races(facts.examination)
-    if not races or not _unequal_repeats(facts):
+    differ = bool(_unequal_repeats(facts))
+    if not races or not (differ or facts.examination.device.kind == "cuda"):
         return None
+    what = "Two runs differ" if differ else "Results are wrong on the GPU"
     return Diagnosis(
         label=_race_label(facts.assignment),
-        sentence=f"Two runs differ, and programs of one launch meet at the same address: {races[0]}",
+        sentence=f"{what}, and programs of one launch meet at the same address: {races[0]}",
         hint="Give every output element one owner, or sum in a second pass.",
     )
 

@@ -120,6 +120,7 @@ class ProbeMeasured:
     findings: tuple[Finding, ...] = ()
     torch_ops: tuple[TorchOp, ...] = ()  # that compute: no views, allocations, fills and copies
     library_calls: tuple[TorchOp, ...] = ()
+    tuned: bool = False  # Triton's autotuner timed configurations in this call: a claim
     seconds: float = 0.0
 
 

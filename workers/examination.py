@@ -320,6 +320,7 @@ class Examiner:
         student, said = self._read(interview, arena, slots, answer, expected.oracle)
         inputs_ok, guards_ok = arena.intact()
         parts = [_facts(answer, "forward"), _facts(answer, "backward")]
+        tuned = any(facts.get("tuned") is True for facts in parts)
         repeat_equal = first_kept = None
         if case.check == "repeat":
             again = self._call_again(interview, arena, slots, request, case, expected.oracle)
@@ -351,6 +352,7 @@ class Examiner:
             findings=tuple(one for facts in parts for one in claims.findings(facts, case.name)),
             torch_ops=tuple(one for facts in parts for one in claims.torch_ops(facts)),
             library_calls=tuple(one for facts in parts for one in claims.torch_ops(facts, "library_calls")),
+            tuned=tuned,
         )
         passed = all(run.rel_error is not None and run.rel_error <= run.limit for run in runs)
         views = {item.name: item.value for item in placed}

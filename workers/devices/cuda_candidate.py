@@ -10,6 +10,7 @@ backward, trim.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
 import mmap
@@ -25,6 +26,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.compiler import CompiledKernel
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from workers.storages import OperationCounts
@@ -56,6 +58,7 @@ class CudaHalf:
         self._plan: _Plan | None = None
         self._held: Any = None
         self._found: list[list[Any]] = []
+        self._n_tuned = _count_tuning()
         self.tick = torch.zeros(1, device="cuda")
         import cuda.bindings.driver
         import cuda.bindings.runtime  # noqa: F401 (now, not when the first request needs them)
@@ -92,7 +95,12 @@ class CudaHalf:
     def watch(self, message: Message, inputs: Mapping[str, torch.Tensor]) -> _CudaWatch:  # noqa: ARG002
         """A context around one call; leaving it waits for the GPU, so that an error in a kernel is this call's."""
         counts = OperationCounts(self._submission_file)
-        return _CudaWatch(counts, poison=message.get("poison", False), launches=message.get("launches") != "off")
+        return _CudaWatch(
+            counts,
+            poison=message.get("poison", False),
+            launches=message.get("launches") != "off",
+            n_tuned=self._n_tuned,
+        )
 
     def _open_arena(self, message: Message) -> Message:
         if message.get("host"):
@@ -270,11 +278,29 @@ class _Plan:
         return torch.autograd.grad(output, self._arguments[i], upstream)
 
 
-class _CudaWatch:
-    """NaN in whatever torch.empty gives, with a fence on either side, for one call; torch operations are counted."""
+def _count_tuning() -> Callable[[], int]:
+    """Count the configurations that Triton's autotuner times from now on; gives a function that tells how many."""
+    counted = [0]
+    original = Autotuner._bench
 
-    def __init__(self, counts: OperationCounts, *, poison: bool, launches: bool) -> None:
+    @functools.wraps(original)
+    def bench(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        counted[0] += 1
+        return original(tuner, *args, **kwargs)
+
+    Autotuner._bench = bench
+    return lambda: counted[0]
+
+
+class _CudaWatch:
+    """NaN in whatever torch.empty gives, with a fence on either side, for one call.
+
+    Counts torch operations, and the configurations that an autotuner times.
+    """
+
+    def __init__(self, counts: OperationCounts, *, poison: bool, launches: bool, n_tuned: Callable[[], int]) -> None:
         self._counts = counts
+        self._n_tuned, self._n_before = n_tuned, n_tuned()
         self._mode = _FencedEmpties(counts) if poison else None
         self._launches = contextlib.nullcontext() if launches else without_launches()
         self._broken = False
@@ -296,7 +322,8 @@ class _CudaWatch:
     def facts(self, outputs: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:  # noqa: ARG002
         """What was seen: a write just outside a tensor that the call allocated, and torch's own computing."""
         found = {"kind": "out-of-bounds-store", "message": "a kernel wrote just outside a tensor that the call made"}
-        return {"findings": [found] if self._broken else []} | self._counts.facts()
+        tuned = self._n_tuned() > self._n_before
+        return {"findings": [found] if self._broken else [], "tuned": tuned} | self._counts.facts()
 
 
 @contextlib.contextmanager
