@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from statistics import median
 from typing import Any
 
 from sqlalchemy import (
@@ -29,7 +30,7 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.orm import Session, aliased, joinedload, undefer
+from sqlalchemy.orm import Session, aliased, contains_eager, joinedload, undefer
 
 from grader import accounts, course, judging, measurement
 from grader.assignment import Assignment
@@ -45,6 +46,7 @@ FAIRNESS_WINDOW = timedelta(minutes=10)
 # a worker that has not been seen for this long is gone
 WORKER_GONE_AFTER = timedelta(seconds=60)
 FORGET_WORKER_AFTER = timedelta(days=1)
+GRADINGS_OF_LATE = 25  # that an estimate of the next one's time is made from
 
 _MAGIC = (
     (b"\x89PNG", "a PNG image"),
@@ -159,6 +161,61 @@ def hand_in(
     session.add(row)
     session.flush()
     return Accepted(submission_id=row.id, new=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """How often one student may still hand in, beside the deadline."""
+
+    attempts: int  # that the assignment allows; 0: as many as you like
+    used: int
+    refusal: str = ""  # why not now; empty: now
+    next_at: datetime | None = None  # when the refusal ends by itself; None: it does not, or there is none
+
+
+def allowance(
+    session: Session,
+    *,
+    user_id: int,
+    entry: CourseAssignment,
+    assignment: Assignment,
+    settings: Settings,
+    now: datetime,
+) -> Allowance:
+    """What the form would say now. The page that shows it and the hand-in that refuses it ask the same function."""
+    attempts = assignment.limits.attempts
+    used = attempts_used(session, user_id=user_id, course_assignment_id=entry.id)
+    refusal, next_at = "", None
+    if attempts and used >= attempts:
+        refusal = f"You have used all {attempts} attempts for this assignment. Ask your instructor for more."
+    mine = select(func.count(Submission.id)).where(Submission.user_id == user_id)
+    on_their_way = session.scalar(mine.where(Submission.state.in_((State.QUEUED, State.RUNNING)))) or 0
+    if not refusal and on_their_way >= settings.max_waiting_per_student:
+        refusal = (
+            f"{on_their_way} of your submissions are not graded yet. Wait for one to finish, or cancel one, "
+            f"before you hand in another."
+        )
+    if not refusal:
+        refusal, next_at = _too_fast(session, user_id, settings, now)
+    return Allowance(attempts=attempts, used=used, refusal=refusal, next_at=next_at)
+
+
+def _too_fast(session: Session, user_id: int, settings: Settings, now: datetime) -> tuple[str, datetime | None]:
+    """What a student reads who handed in too often of late, and when the next one is taken."""
+    hour = timedelta(hours=1)
+    query = select(Submission.submitted_at).where(Submission.user_id == user_id, Submission.submitted_at > now - hour)
+    of_late = sorted(session.scalars(query), reverse=True)
+    refusal, next_at = "", now
+    for limit, span, words in (
+        (settings.hand_ins_per_minute, timedelta(minutes=1), "minute"),
+        (settings.hand_ins_per_hour, hour, "hour"),
+    ):
+        within = [moment for moment in of_late if moment > now - span]
+        # free again when the oldest of those that fill the limit has left the span
+        if len(within) >= limit and (free_at := within[limit - 1] + span) > next_at:
+            refusal = f"You have handed in {limit} files within the last {words}. Try again a little later."
+            next_at = free_at
+    return refusal, next_at if refusal else None
 
 
 def attempts_used(session: Session, *, user_id: int, course_assignment_id: int) -> int:
@@ -440,21 +497,91 @@ def fair_order(waiting_rows: Iterable[tuple[int, int]], loads: dict[int, int]) -
     return [submission_id for _, _, submission_id in sorted(keys)]
 
 
-def waiting(session: Session, *, limit: int = 200) -> list[Submission]:
-    """What is running and what waits, and what is faulted, for the staff's queue page: running first, then oldest."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """How busy the workers of one kind of device are."""
+
+    n_waiting: int
+    n_running: int
+    n_workers: int
+    typical_s: float | None  # one grading of late, the median; None: nothing was graded yet
+
+    def wait_s(self, n_ahead: int | None = None) -> float | None:
+        """Seconds until a submission with so many ahead is graded, those running included; None: nobody can say.
+
+        Args:
+            n_ahead: that wait before it; None: all that wait.
+        """
+        if self.typical_s is None or not self.n_workers:
+            return None
+        ahead = self.n_waiting if n_ahead is None else n_ahead
+        # what runs is half done on average
+        return self.typical_s * ((ahead + self.n_running / 2) / self.n_workers + 1)
+
+
+def outlook(session: Session, device: str, *, now: datetime) -> Outlook:
+    """How long the queue of a device is, and how fast it moves. Three statements."""
+    per_state = select(Submission.state, func.count(Submission.id)).where(
+        Submission.device == device, Submission.state.in_((State.QUEUED, State.RUNNING))
+    )
+    n_in = {row[0]: row[1] for row in session.execute(per_state.group_by(Submission.state))}
+    # by queued_at, which has an index with state and device; the latest of all is near enough
+    of_late = session.execute(
+        select(Submission.started_at, Submission.finished_at)
+        .where(Submission.state == State.DONE, Submission.device == device)
+        .order_by(Submission.queued_at.desc())
+        .limit(GRADINGS_OF_LATE)
+    )
+    took_s = [(row.finished_at - row.started_at).total_seconds() for row in of_late if row.started_at]
+    n_workers = session.scalar(
+        select(func.count(Worker.name)).where(
+            Worker.device == device,
+            Worker.status != WorkerStatus.STOPPED,
+            Worker.seen_at >= now - WORKER_GONE_AFTER,
+        )
+    )
+    return Outlook(
+        n_waiting=n_in.get(State.QUEUED, 0),
+        n_running=n_in.get(State.RUNNING, 0),
+        n_workers=n_workers or 0,
+        typical_s=median(took_s) if took_s else None,
+    )
+
+
+def waiting(
+    session: Session, *, course_ids: Set[int] | None = None, limit: int = 200, offset: int = 0
+) -> list[Submission]:
+    """What is running and what waits, and what is faulted, for the staff's queue page: running first, then oldest.
+
+    Args:
+        course_ids: only of these courses; None: of all.
+    """
     return list(
         session.scalars(
             select(Submission)
-            .where(Submission.state.in_((State.RUNNING, State.QUEUED, State.FAULTED)))
+            .join(Submission.course_assignment)
+            .where(*_on_their_way(course_ids))
             .options(
                 joinedload(Submission.user),
-                joinedload(Submission.course_assignment).joinedload(CourseAssignment.course),
+                contains_eager(Submission.course_assignment).joinedload(CourseAssignment.course),
             )
             # descending happens to be running, queued, faulted
             .order_by(Submission.state.desc(), Submission.queued_at, Submission.id)
             .limit(limit)
+            .offset(offset)
         )
     )
+
+
+def count_waiting(session: Session, *, course_ids: Set[int] | None = None) -> int:
+    """How many `waiting` would list without a limit."""
+    query = select(func.count(Submission.id)).join(Submission.course_assignment).where(*_on_their_way(course_ids))
+    return session.scalar(query) or 0
+
+
+def _on_their_way(course_ids: Set[int] | None) -> list[ColumnElement[bool]]:
+    mine = [] if course_ids is None else [CourseAssignment.course_id.in_(course_ids)]
+    return [Submission.state.in_((State.RUNNING, State.QUEUED, State.FAULTED)), *mine]
 
 
 def report_worker(
@@ -507,23 +634,9 @@ def _refuse_when_closed(
 def _refuse_when_too_many(
     session: Session, *, user: User, entry: CourseAssignment, assignment: Assignment, settings: Settings, now: datetime
 ) -> None:
-    mine = select(func.count(Submission.id)).where(Submission.user_id == user.id)
-    on_their_way = session.scalar(mine.where(Submission.state.in_((State.QUEUED, State.RUNNING)))) or 0
-    if on_their_way >= settings.max_waiting_per_student:
-        raise UserError(
-            f"{on_their_way} of your submissions are not graded yet. Wait for one to finish, or cancel one, "
-            f"before you hand in another."
-        )
-    for limit, span, words in (
-        (settings.hand_ins_per_minute, timedelta(minutes=1), "minute"),
-        (settings.hand_ins_per_hour, timedelta(hours=1), "hour"),
-    ):
-        if (session.scalar(mine.where(Submission.submitted_at > now - span)) or 0) >= limit:
-            raise UserError(f"You have handed in {limit} files within the last {words}. Try again a little later.")
-    allowed = assignment.limits.attempts
-    used = attempts_used(session, user_id=user.id, course_assignment_id=entry.id) if allowed else 0
-    if allowed and used >= allowed:
-        raise UserError(f"You have used all {allowed} attempts for this assignment. Ask your instructor for more.")
+    found = allowance(session, user_id=user.id, entry=entry, assignment=assignment, settings=settings, now=now)
+    if found.refusal:
+        raise UserError(found.refusal)
 
 
 def _in_line(device: str, now: datetime) -> Select[int]:

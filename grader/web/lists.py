@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
 
+from grader import submissions as submission_rows
 from grader.assignment import Assignment
 from grader.course import Catalog, courses_of, window_until
 from grader.deadlines import Window
@@ -176,6 +177,15 @@ def submissions(
         .limit(per_page)
         .offset((number - 1) * per_page)
     ).all()
+    return Page(rows=rows, number=number, n_pages=n_pages, total=total)
+
+
+def queue(db: Session, *, page: int, course_ids: Set[int] | None) -> Page:
+    """What runs, waits or is stuck in these courses; None: in all. Two statements."""
+    total = submission_rows.count_waiting(db, course_ids=course_ids)
+    n_pages = max(1, -(-total // PER_PAGE))
+    number = min(max(1, page), n_pages)
+    rows = submission_rows.waiting(db, course_ids=course_ids, limit=PER_PAGE, offset=(number - 1) * PER_PAGE)
     return Page(rows=rows, number=number, n_pages=n_pages, total=total)
 
 

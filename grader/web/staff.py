@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from werkzeug.wrappers import Response
 
 from grader import course, submissions
-from grader.models import Submission
+from grader.models import Role, Submission
 from grader.web import lists
 from grader.web.house import house, utc_now
 from grader.web.security import instructor_or_404, teacher_or_404, viewer
@@ -45,13 +45,12 @@ def queue() -> str:
     """What runs and what waits. Of courses that one does not teach, only how many."""
     teacher_or_404()
     now = utc_now()
+    own = None if viewer().is_staff else {one for one, role in viewer().roles.items() if role is Role.INSTRUCTOR}
     with house().database.read() as db:
-        everything = submissions.waiting(db)
-        own = [row for row in everything if viewer().teaches_in(row.course_assignment.course_id)]
-        workers = [row for row in submissions.workers(db) if not submissions.is_gone(row, now)]
-        return render_template(
-            "queue.html", rows=own, n_others=len(everything) - len(own), n_workers=len(workers), now=now
-        )
+        page = lists.queue(db, page=request.args.get("page", 1, int), course_ids=own)
+        n_others = submissions.count_waiting(db) - page.total if own is not None else 0
+        n_workers = sum(not submissions.is_gone(row, now) for row in submissions.workers(db))
+        return render_template("queue.html", page=page, n_others=n_others, n_workers=n_workers, now=now)
 
 
 @bp.get("/workers")

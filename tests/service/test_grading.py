@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grader import measurement, submissions
+from grader import course, measurement, submissions
 from grader.errors import UserError
 from grader.models import AuditEvent, Result, State, Submission, WorkerStatus
-from grader.submissions import fair_order
+from grader.submissions import Outlook, fair_order
 
 NOW = datetime(2027, 2, 1, 12, 0, tzinfo=UTC)
 LEASE = timedelta(seconds=30)
@@ -334,6 +334,52 @@ def test_staff_see_what_runs_and_what_waits(school):
         ]
         assert found[0].user.name == "a"
         assert found[0].course_assignment.course.title == "GPU programming"
+
+
+def test_staff_see_their_own_courses_however_much_waits_elsewhere(school):
+    for i in range(5):
+        school.hand_in("ada", f"x = {i}".encode(), now=NOW + timedelta(seconds=i))
+    with school.database.write() as session:
+        other = course.create_course(session, slug="other", title="Other", now=NOW)
+        theirs = course.set_assignment(session, course_id=other.id, slug="doubling")
+        course.enrol(session, course_id=other.id, user_id=school.user("ada").id)
+    mine, school.entry = school.entry, theirs
+    last = school.hand_in("ada", now=NOW + timedelta(minutes=1)).submission_id
+    with school.database.read() as session:
+        found = submissions.waiting(session, course_ids={other.id}, limit=3)
+        assert [row.id for row in found] == [last]
+        assert submissions.count_waiting(session, course_ids={other.id}) == 1
+        assert submissions.count_waiting(session, course_ids={mine.course_id}) == 5
+        assert submissions.count_waiting(session) == 6
+        assert submissions.count_waiting(session, course_ids=set()) == 0
+        assert len(submissions.waiting(session, limit=4, offset=4)) == 2
+
+
+def test_an_estimate_comes_from_the_gradings_of_late(school, facts):
+    def outlook() -> Outlook:
+        with school.database.read() as session:
+            return submissions.outlook(session, "cpu", now=NOW)
+
+    with school.database.write() as session:
+        submissions.report_worker(session, name="w", device="cpu", status=WorkerStatus.IDLE, now=NOW)
+        submissions.report_worker(session, name="gpu", device="cuda", status=WorkerStatus.IDLE, now=NOW)
+        submissions.report_worker(session, name="off", device="cpu", status=WorkerStatus.STOPPED, now=NOW)
+    assert outlook() == Outlook(n_waiting=0, n_running=0, n_workers=1, typical_s=None)
+    assert outlook().wait_s() is None
+    for i, seconds in enumerate((10, 20, 90)):
+        school.hand_in("ada", f"x = {i}".encode(), now=NOW)
+        job = school.claim(now=NOW)
+        school.record(job, facts(), now=NOW + timedelta(seconds=seconds))
+    school.hand_in("ada", b"running", now=NOW)
+    school.claim(now=NOW)
+    for name in ("bob", "cy"):
+        school.hand_in(name, now=NOW)
+    found = outlook()
+    assert found == Outlook(n_waiting=2, n_running=1, n_workers=1, typical_s=20.0)
+    assert found.wait_s(0) == 20 * 1.5  # half of what runs, then this one
+    assert found.wait_s() == 20 * 3.5
+    assert replace(found, n_workers=2).wait_s() == 20 * 2.25
+    assert replace(found, n_workers=0).wait_s() is None
 
 
 def test_workers_report_themselves(database):

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from grader import course, submissions
 from grader.errors import UserError
 from grader.models import Extension, Role, State, Submission
-from grader.submissions import decode_source
+from grader.submissions import Allowance, decode_source
 
 NOW = datetime(2027, 2, 1, 12, 0, tzinfo=UTC)
 AFTER_DEADLINE = datetime(2027, 3, 2, tzinfo=UTC)
@@ -202,6 +202,39 @@ def test_a_ration_comes_back_with_time(school):
     school.settings = replace(school.settings, hand_ins_per_minute=1)
     school.hand_in()
     assert school.hand_in(now=NOW + timedelta(seconds=61)).new
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        pytest.param({"hand_ins_per_minute": 2}, 60, id="minute"),
+        pytest.param({"hand_ins_per_hour": 2}, 3600, id="hour"),
+        pytest.param({"hand_ins_per_minute": 2, "hand_ins_per_hour": 2}, 3600, id="the-longer-one-counts"),
+    ],
+)
+def test_the_page_says_when_the_next_is_taken_and_then_it_is(school, limit, seconds):
+    school.settings = replace(school.settings, **limit)
+
+    def allowed(now: datetime) -> Allowance:
+        with school.database.read() as session:
+            return submissions.allowance(
+                session,
+                user_id=school.user("ada").id,
+                entry=school.entry,
+                assignment=school.assignment,
+                settings=school.settings,
+                now=now,
+            )
+
+    assert allowed(NOW).refusal == ""
+    school.hand_in("ada", now=NOW)
+    school.hand_in("ada", b"x = 1", now=NOW + timedelta(seconds=7))
+    found = allowed(NOW + timedelta(seconds=9))
+    assert found.next_at == NOW + timedelta(seconds=seconds)
+    with pytest.raises(UserError, match=found.refusal):
+        school.hand_in("ada", b"x = 2", now=found.next_at - timedelta(seconds=1))
+    assert allowed(found.next_at).refusal == ""
+    assert school.hand_in("ada", b"x = 2", now=found.next_at).new
 
 
 def test_only_verdicts_of_the_students_making_use_up_attempts(school, facts):
