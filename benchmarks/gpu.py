@@ -16,7 +16,6 @@ import platform
 import shutil
 import sys
 import time
-import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
+import gpu_corpus  # noqa: E402
 import torch  # noqa: E402
 
 from grader.assignment import Assignment, Limits, load_assignment  # noqa: E402
@@ -47,10 +47,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=list(SECTIONS), choices=list(SECTIONS))
     parser.add_argument("--out", type=Path, default=PROJECT / "artifacts" / "gpu")
-    parser.add_argument("--files", nargs="*", default=[], help="corpus files for the sections grade and corpus")
+    parser.add_argument("--files", nargs="*", default=[], help="corpus files for grade, parts of their names for corpus")
     parser.add_argument("--times", type=int, default=10, help="gradings of the section repeat")
     parser.add_argument("--stop-s", type=float, default=1e9, help="no further file of the corpus after so many seconds")
-    parser.add_argument("--brief", action="store_true", help="the corpus without speed")
+    parser.add_argument("--dtypes", nargs="*", default=list(gpu_corpus.DTYPES), choices=gpu_corpus.DTYPES)
     parser.add_argument("--isolation", default="auto", choices=["auto", "none"])
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -412,33 +412,6 @@ CLOCKED: tuple[tuple[str, str, dict[str, int]], ...] = (
 )
 
 
-def corpus(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Files of the corpus on the GPU: the correct ones, and those whose fault only a GPU shows."""
-    expected = tomllib.loads((CORPUS / "expected.toml").read_text())
-    chosen = arguments.files or [
-        name
-        for name, row in expected.items()
-        if not name.startswith("hostile/") and ("/ok-" in name or row.get("gpu_only") or name in FAULTS)
-    ]
-    with _bench(_assignment("flash-attention-forward").limits, audit=False, isolation=arguments.isolation) as bench:
-        for name in chosen:
-            if time.monotonic() - STARTED > arguments.stop_s:
-                print(f"  not run: {name}")
-                continue
-            assignment = _assignment(expected[name]["assignment"])
-            try:
-                found = _grade(dataclasses.replace(assignment, speed=None) if arguments.brief else assignment,
-                               CORPUS / name, bench)  # fmt: skip
-            except Exception:
-                traceback.print_exc()
-                continue
-            row = expected[name]
-            found["expected"] = row.get("gpu_verdict", row["verdict"])
-            print(f"  expected {found['expected']} {row.get('fault', '')}:")
-            _print_grade(found)
-            yield found
-
-
 def exploits(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Files that attack the clock or the memory meter. Each must lose: wrong, or no faster than honest, or held."""
     assignment = _assignment("flash-attention-forward")
@@ -463,11 +436,6 @@ HOSTILE = (
     "hostile/super-batch.py",
     "hostile/patched-clock.py",
     "hostile/late-thread.py",
-)
-FAULTS = (
-    "flash-attention-forward/no-rescale-output.py",
-    "flash-attention-forward/tail-unmasked.py",
-    "flash-attention-forward/low-precision-accumulator.py",
 )
 STARTED = time.monotonic()
 
@@ -498,7 +466,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = 
     "grade": grade,
     "repeat": repeat,
     "clock": clock,
-    "corpus": corpus,
+    "corpus": gpu_corpus.run,
     "exploits": exploits,
 }
 
