@@ -23,6 +23,7 @@ class Entry:
     submitted_at: datetime
     speedup: Interval | None = None  # over the naive baseline; None where speed was not measured
     provisional: bool = False
+    hand_ins: int = 1  # graded ones that it is the best of, itself among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ def rank(entries: Iterable[Entry]) -> tuple[Standing, ...]:
     for entry in entries:
         by_person[entry.who].append(entry)
     best = sorted((min(own, key=_order) for own in by_person.values()), key=_order)
+    hand_ins = {who: sum(one.hand_ins for one in own) for who, own in by_person.items()}
     groups: list[list[Entry]] = []
     for entry in best:
         if groups and _same(groups[-1][0], entry):
@@ -53,7 +55,7 @@ def rank(entries: Iterable[Entry]) -> tuple[Standing, ...]:
     for group in groups:
         place = len(found) + 1
         found += [
-            Standing(rank=place, shared=len(group) > 1, entry=entry, hand_ins=len(by_person[entry.who]))
+            Standing(rank=place, shared=len(group) > 1, entry=entry, hand_ins=hand_ins[entry.who])
             for entry in sorted(group, key=lambda one: (one.submitted_at, one.submission))
         ]
     return tuple(found)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
 
-from grader import boards, course, submissions
+from grader import boards, course, standings, submissions
 from grader.course import Catalog
 from grader.errors import UserError
-from grader.models import AuditEvent, Result, Role
+from grader.models import AuditEvent, Result, Role, Submission
+from grader.statistics import Interval
 
 NOW = datetime(2027, 2, 1, 12, 0, tzinfo=UTC)
 
@@ -277,3 +279,50 @@ def test_who_left_the_course_stands_on_a_frozen_board_without_a_name(school, fac
         session.flush()
         (line,) = boards.frozen_lines(session, board, school.entry)
     assert (line.name, line.user_name) == ("Anonymous", "")
+
+
+# -- what the database picks ------------------------------------------------------------------------------------------
+
+
+def exactly(speedup):
+    return None if speedup is None else Interval(value=speedup, low=speedup, high=speedup)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_database_picks_whom_the_rule_would_pick_of_everything(late_allowed, facts, seed):
+    """The board reads a few rows of each student; ranking every row must give the same."""
+    rng = random.Random(seed)
+    school = late_allowed
+    extended = NOW + timedelta(days=1)
+    for name in ("ada", "bob", "cy"):
+        for _ in range(rng.randrange(3, 9)):
+            school.graded(name, facts(), now=NOW + timedelta(hours=rng.choice((-48, -3, -3, 0, 5, 30, 47))))
+    with school.database.write() as session:
+        course.grant_extension(
+            session,
+            course_assignment_id=school.entry.id,
+            user_id=school.user("bob").id,
+            until=extended,
+            actor_id=None,
+            now=NOW,
+        )
+        for row in session.scalars(sa.select(Result)):
+            row.points = rng.choice((10.0, 10.0, 39.99, 40.0))
+            row.speedup = rng.choice((None, 2.0, 2.0, 3.5))
+            row.speedup_low, row.speedup_high = (row.speedup, row.speedup) if row.speedup else (None, None)
+    with school.database.read() as session:
+        window_of = course.windows_of(session, entry=school.entry, assignment=school.assignment)
+        whole = standings.rank(
+            standings.Entry(
+                who=str(row.user_id),
+                submission=row.id,
+                points=window_of(row.user_id).at(row.submitted_at).counted(row.result.points),
+                submitted_at=row.submitted_at,
+                speedup=exactly(row.result.speedup),
+            )
+            for row in session.scalars(sa.select(Submission))
+        )
+    found = leaders(school)
+    assert [(str(one.user_id), one.submission_id, one.rank, one.shared, one.hand_ins) for one in found] == [
+        (one.entry.who, one.entry.submission, one.rank, one.shared, one.hand_ins) for one in whole
+    ]
