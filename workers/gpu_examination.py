@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,11 +41,11 @@ from grader.roofline import is_too_fast, roofline
 from reference import timed as timed_operations
 from reference.operation import Inputs, Operation, Options
 from workers import claims, processes
-from workers.ahead import ahead_pool, archives_into, compile_ahead
+from workers.ahead import BACKGROUND_NICE, ahead_pool, archives_into, compile_ahead
 from workers.ceilings import measure as measure_ceilings
 from workers.devices.cpu import Arena, interpreter_pool
 from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
-from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRowsError
+from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRowsError, window_seeds
 from workers.interview import CandidateFailedError, Interview
 from workers.sanitizer import broken_probe, look_closer
 
@@ -57,6 +58,8 @@ HEADLINE_S = 2.5
 OTHER_S = 0.8
 BALLAST_FACTOR = 4  # times what the reference needs is left to the student at the largest size,
 BALLAST_LEAST_BYTES = 1 << 30  # and at least this, for modules, local memory and rounding
+LANES = 3  # one holds the GPU, one is compiled for it, one waits for its audit and is recorded
+SWITCH_S = 1e-4
 _POLL_S = 0.001
 
 
@@ -66,6 +69,7 @@ class GpuRecord:
 
     races: list[tuple[Size, Race]] = field(default_factory=list)
     lock_s: float = 0.0
+    idle_s: float = 0.0  # of the GPU, between the last examination of this process and this one
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
 
@@ -269,18 +273,28 @@ def examine_once(
 
 
 class WarmGpu:
-    """What a GPU's worker keeps from one hand-in to the next: the arena, the baselines, and candidates of each kind."""
+    """What a GPU's worker keeps from one hand-in to the next: the arena, the baselines, and candidates of each kind.
 
-    def __init__(self) -> None:
+    Args:
+        lanes: threads that may call it at a time. One holds the GPU, the others audit and compile on CPU cores.
+    """
+
+    def __init__(self, *, lanes: int = LANES) -> None:
         from workers.devices.cuda import Gpu
 
+        # whoever reads the clock must not wait five milliseconds until another lane lets go of the interpreter
+        sys.setswitchinterval(SWITCH_S)
+        self.lanes = lanes
+        self._starting = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._gpu = Gpu()
         self._stack.callback(self._gpu.close)
         self._ceilings = measure_ceilings()
         self._warm: dict[Limits, _Warm] = {}
 
-    def __call__(self, assignment: Assignment, source: bytes, progress: Progress) -> Examination:
+    def __call__(
+        self, assignment: Assignment, source: bytes, progress: Progress, record: GpuRecord | None = None
+    ) -> Examination:
         warm = self.pools(assignment.limits)
         return examine_on_gpu(
             assignment,
@@ -292,22 +306,32 @@ class WarmGpu:
             ahead=warm.ahead,
             ceilings=self._ceilings,
             progress=progress,
+            record=record,
         )
+
+    def warm_up(self, assignment: Assignment) -> Examination:
+        """Examine the reference kernel: what is started or compiled at its first use is then ready for a hand-in."""
+        operation = reference.load(assignment.operation)
+        return self(assignment, operation.kernel_file.read_bytes(), lambda _stage, _fraction: None)
 
     def pools(self, limits: Limits) -> _Warm:
         """Warm candidates with those limits; started now where there are none yet."""
         from workers.devices.cuda import cuda_pool
 
-        if limits not in self._warm:
-            n_compilers = _compilers()
-            compilers = self._stack.enter_context(ahead_pool(limits, size=n_compilers))
-            candidates = self._stack.enter_context(cuda_pool(limits, size=3))
-            interpreter = self._stack.enter_context(interpreter_pool(limits, size=1))
-            rivals = Rivals(self._gpu, candidates)
-            self._stack.callback(rivals.close)
-            ahead = Ahead(sandboxes=compilers, n_candidates=n_compilers)
-            self._warm[limits] = _Warm(candidates, interpreter, rivals, ahead)
-        return self._warm[limits]
+        with self._starting:
+            if limits not in self._warm:
+                n_compilers = _compilers()
+                compilers = self._stack.enter_context(ahead_pool(limits, size=n_compilers))
+                # one is asked and one is timed, and the next two get ready meanwhile
+                candidates = self._stack.enter_context(cuda_pool(limits, size=2 * self.lanes))
+                interpreter = self._stack.enter_context(interpreter_pool(limits, size=self.lanes, nice=BACKGROUND_NICE))
+                rivals = Rivals(self._gpu, candidates)
+                self._stack.callback(rivals.close)
+                share = n_compilers if self.lanes == 1 else max(1, n_compilers // 2)
+                self._warm[limits] = _Warm(
+                    candidates, interpreter, rivals, Ahead(sandboxes=compilers, n_candidates=share)
+                )
+            return self._warm[limits]
 
     def close(self) -> None:
         """End every candidate and give the GPU's memory back."""
@@ -366,6 +390,7 @@ class _Course:
         with self._gpu.lock():
             began = time.monotonic()
             self._record.seconds["waiting"] = began - waited
+            self._record.idle_s = began - self._gpu.free_since
             self.before = self._gpu.state()
             stopwatch, others = self._prepare_rivals()
             with self._timed("numerics"):
@@ -519,7 +544,7 @@ class _Course:
             timed,
             Size(axes=axes, dtype=dtype, options=options),
             1,
-            seed=self._seed,
+            seeds=window_seeds(self._seed, f"memory-{size}"),
         )
         inputs.fill(time.perf_counter)
         request = inputs.request(1) | {"op": "measure"}

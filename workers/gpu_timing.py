@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import hashlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,16 +66,24 @@ class Size:
     options: Mapping[str, Any]
 
 
+def window_seeds(seed: int, what: str) -> Iterator[int]:
+    """Seeds for one window after another. None tells anything of the next to who does not know `seed`."""
+    for number in itertools.count():
+        digest = hashlib.sha256(f"{seed}/{what}/{number}".encode()).digest()
+        yield int.from_bytes(digest[:8], "big") >> 1
+
+
 class Field:
     """The inputs of all calls of a window, in the arena."""
 
     def __init__(
-        self, gpu: TimedGpu, operation: Operation, timed: Timed, size: Size, n_calls: int, *, seed: int
+        self, gpu: TimedGpu, operation: Operation, timed: Timed, size: Size, n_calls: int, *, seeds: Iterator[int]
     ) -> None:
         self.n_calls, self._gpu, self._operation, self._timed, self._size = n_calls, gpu, operation, timed, size
         self._device = gpu.arena.device
-        self._generator = torch.Generator(device=self._device).manual_seed(seed)
-        self._offsets: dict[str, tuple[int, int]] = {}
+        self._seeds = seeds
+        self._generator = torch.Generator(device=self._device)
+        self._places: dict[str, tuple[int, int, int]] = {}  # offset of the first copy, distance, copies
         self.blocks: dict[str, torch.Tensor] = {}
         end = self.own_bytes = 0
         for number, (name, (shape, dtype)) in enumerate(timed.shapes(size.axes, size.dtype).items()):
@@ -85,23 +95,42 @@ class Field:
             flat = gpu.arena[end : end + copies * distance].view(dtype)
             strides = torch.empty(shape, device="meta").stride()
             self.blocks[name] = flat.as_strided((copies, *shape), (distance // dtype.itemsize, *strides))
-            self._offsets[name] = (end, distance)
+            self._places[name] = (end, distance, copies)
             end += copies * distance
             self.own_bytes = self.own_bytes or distance  # of the first input: what every call has to itself
         self.used_bytes = end
-        self._planted = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._planted = self._weights = torch.zeros(1, dtype=torch.int64, device=self._device)
 
     def fill(self, clock: Callable[[], float]) -> float:
-        """Write fresh values everywhere. Returns the milliseconds it took."""
+        """Write fresh values everywhere, from a seed that no other window has. Returns the milliseconds it took."""
+        self._generator.manual_seed(next(self._seeds))
         self._gpu.settle()
         started = clock()
         self._planted = self._timed.fill(self.blocks, self._generator)
         self._gpu.settle()
-        return (clock() - started) * 1e3
+        took_ms = (clock() - started) * 1e3
+        longest = max(distance for _, distance, _ in self._places.values()) // ALIGN
+        self._weights = torch.randint(
+            -(2**62), 2**62, (ALIGN // 8 + longest,), generator=self._generator, device=self._device
+        )
+        return took_ms
 
     def rows(self) -> Rows:
         """Which output rows of every call will be looked at; nobody outside can know them."""
         return self._timed.rows(self.blocks, self._planted, self._generator)
+
+    def marks(self) -> torch.Tensor:
+        """[copies of all inputs] int64, a sum over the bytes of each under weights drawn for this window.
+
+        Who does not know the weights cannot change the bytes and keep the sum.
+        """
+        found = []
+        for offset, distance, copies in self._places.values():
+            words = self._gpu.arena[offset : offset + copies * distance].view(torch.int64).view(copies, -1, ALIGN // 8)
+            along, across = self._weights[: ALIGN // 8], self._weights[ALIGN // 8 :][: words.shape[1]]
+            # one after another: the products of all would take as much memory again
+            found += [((one * along).sum(-1) * across).sum() for one in words]
+        return torch.stack(found)
 
     def expected(self, rows: Rows) -> Expected:
         return self._timed.expected(self.blocks, self._size.options, rows)
@@ -129,7 +158,7 @@ class Field:
 
     def _spec(self, name: str) -> dict[str, Any]:
         block = self.blocks[name]
-        offset, distance = self._offsets[name]
+        offset, distance, _ = self._places[name]
         return {
             "offset": offset,
             "distance": distance,
@@ -320,11 +349,22 @@ class Rival:
         n_outputs = len(self._outputs)
         if not isinstance(ptrs, list) or len(ptrs) != n_calls * n_outputs or not all(type(p) is int for p in ptrs):
             raise VoidError("the addresses of the outputs do not fit their number")
+        for number, output in enumerate(self._outputs):
+            self._hold_apart(sorted(ptrs[number::n_outputs]), output)
         device = self._gpu.arena.device
         self._tables[n_calls] = [
             torch.tensor([self._here(ptr, output) for ptr in ptrs[number::n_outputs]], dtype=torch.int64, device=device)
             for number, output in enumerate(self._outputs)
         ]
+
+    @staticmethod
+    def _hold_apart(ptrs: list[int], output: _Output) -> None:
+        """Results of different calls lie in different memory: all are kept, so only a result given twice does not."""
+        least = output.span * output.dtype.itemsize
+        shared = sum(after - before < least for before, after in itertools.pairwise(ptrs))
+        if shared:
+            message = f"{output.name} of {shared} of {len(ptrs)} calls lies in memory that another call returned"
+            raise WrongRowsError(Evidence(kind="outputs-shared", message=message))
 
     def _here(self, ptr: int, output: _Output) -> int:
         at = bisect.bisect_right(self._starts, ptr) - 1
@@ -405,12 +445,13 @@ class Stopwatch:
     ) -> None:
         self._assignment, self._operation, self._timed, self._gpu = assignment, operation, timed, gpu
         self._seed, self._clock = seed, clock
+        self._seeds = window_seeds(seed, "timing")
         self._gradients = frozenset(output.name for output in assignment.outputs if output.gradient)
         self._idle_ms_per_byte: dict[str, float] = {}
 
     def calibrate(self, size: Size) -> None:
         """Learn how long this GPU, idle, takes to write inputs of this size. Call while no student's code runs."""
-        inputs = Field(self._gpu, self._operation, self._timed, size, PILOT_CALLS * 4, seed=self._seed)
+        inputs = Field(self._gpu, self._operation, self._timed, size, PILOT_CALLS * 4, seeds=self._seeds)
         inputs.fill(self._clock)
         fastest = min(inputs.fill(self._clock) for _ in range(3))
         self._idle_ms_per_byte[str(size.axes)] = fastest / inputs.used_bytes
@@ -432,7 +473,7 @@ class Stopwatch:
         self._pilot(size, rivals, race, headline)
         race.stages_s["pilot"] = self._clock() - began
         n_calls = max(race.n_calls.values())
-        inputs = Field(self._gpu, self._operation, self._timed, size, n_calls, seed=self._seed)
+        inputs = Field(self._gpu, self._operation, self._timed, size, n_calls, seeds=self._seeds)
         idle_ms = self._idle_ms_per_byte[str(size.axes)] * inputs.used_bytes
         inputs.fill(self._clock)
         for rival in rivals:
@@ -460,6 +501,7 @@ class Stopwatch:
             naive_ms, student_ms = self.per_call(race, "naive"), self.per_call(race, "student")
             if number + 1 >= OTHER_ROUNDS and (over or timing.enough(naive_ms, student_ms, seed=self._seed)):
                 break
+        self._hold_to_events(race)
         with self._part(race, "first"):
             self._look_at_first_call(student, inputs, race, FIRST_CALL_WINDOWS if headline else OTHER_ROUNDS)
         for rival in rivals:
@@ -506,7 +548,7 @@ class Stopwatch:
 
     def _pilot(self, size: Size, rivals: Sequence[Rival], race: Race, headline: bool) -> None:
         """A few calls each, which also compile what is not compiled; then K for each."""
-        inputs = Field(self._gpu, self._operation, self._timed, size, PILOT_CALLS, seed=self._seed)
+        inputs = Field(self._gpu, self._operation, self._timed, size, PILOT_CALLS, seeds=self._seeds)
         inputs.fill(self._clock)
         shared_bytes = inputs.used_bytes - PILOT_CALLS * inputs.own_bytes
         for rival in rivals:
@@ -568,6 +610,7 @@ class Stopwatch:
                 race.voids.append(f"{rival.name}: writing the inputs took {fill_ms:.2f} ms, idle {idle_ms:.2f}")
                 continue
             rows = inputs.rows()
+            marks = inputs.marks()
             try:
                 with self._part(race, f"window-{rival.name}"):
                     run = rival.window(n_calls, rows)
@@ -580,12 +623,21 @@ class Stopwatch:
                 continue  # its memory finds its place in the first window
             race.pulses.append((rival.name, *self._gpu.pulse()))
             with self._part(race, "compare"):
+                # what is expected is computed from the inputs, so first of all they must be those that we wrote
+                self._hold_inputs(rival, marks, inputs.marks())
                 self._compare(rival, run, rows, inputs, race, limits)
             race.times_ms.setdefault(rival.name, []).append(run.window_ms)
             race.anatomy_ms.setdefault(rival.name, []).append(run.anatomy_ms)
             race.events_ms.setdefault(rival.name, []).append(run.events_ms / n_calls)
             return
         raise VoidError(f"{MAX_MOVES} windows in a row said nothing: {race.voids[-1]}")
+
+    @staticmethod
+    def _hold_inputs(rival: Rival, before: torch.Tensor, after: torch.Tensor) -> None:
+        changed = int((before != after).sum())
+        if changed:
+            message = f"{rival.name}: {changed} of {len(before)} inputs were written over in a timed window"
+            raise WrongRowsError(Evidence(kind="inputs-changed", message=message))
 
     def _compare(
         self, rival: Rival, run: WindowRun, rows: Rows, inputs: Field, race: Race, limits: dict[str, float]
@@ -636,6 +688,13 @@ class Stopwatch:
         when = "was not there when the file said that it was done, and was a moment later" if late else "is wrong"
         message = f"{name} of {n_wrong} of {run.n_calls} timed calls {when}, in {rows[name].shape[1]} rows looked at"
         raise WrongRowsError(Evidence(kind=kind, message=message))
+
+    def _hold_to_events(self, race: Race) -> None:
+        """The candidate's own events against our clock: they see less where work was hidden from them, or they lie."""
+        events_ms, per_call = median(race.events_ms["student"]), median(self.per_call(race, "student"))
+        if not timing.events_agree(events_ms=events_ms, per_call=per_call):
+            message = f"the file's own CUDA events tell {events_ms:.4f} ms a call, the clock outside {per_call:.4f}"
+            race.evidence.append(Evidence(kind="events-disagree", message=message))
 
     def _look_at_first_call(self, student: Rival, inputs: Field, race: Race, n_windows: int) -> None:
         """A call alone, without company to hide in."""

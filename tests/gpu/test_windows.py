@@ -13,7 +13,7 @@ import reference
 from grader.assignment import load_assignment
 from reference import timed as timed_operations
 from workers.claims import ClaimError
-from workers.gpu_timing import Field, Rival, Size, Stopwatch, VoidError, WrongRowsError
+from workers.gpu_timing import Field, Rival, Size, Stopwatch, VoidError, WrongRowsError, window_seeds
 
 ASSIGNMENT = load_assignment(Path(__file__).parents[2] / "assignments" / "flash-attention-forward")
 OPERATION = reference.load("attention.forward")
@@ -236,12 +236,93 @@ def test_a_kernel_that_runs_while_inputs_are_written_voids_the_window(track):
 def test_memory_that_was_never_mapped_voids_the_window(track):
     student = track.rival("student", ms=24.0)
     student.open()
-    inputs = Field(track.gpu, OPERATION, TIMED, SIZE, 4, seed=1)
+    inputs = Field(track.gpu, OPERATION, TIMED, SIZE, 4, seeds=window_seeds(1, "test"))
     student.prepare(inputs, 4)
     student.rehearse(4)
     student._learn(4, [ptr for one in student._tables[4] for ptr in one.tolist()][:8])
     with pytest.raises(VoidError, match="not there at the rehearsal"):
-        student._learn(4, [64] * 8)
+        student._learn(4, [64 + 65536 * number for number in range(8)])
+
+
+def test_no_two_windows_have_the_same_inputs(track, monkeypatch):
+    """Nor do two races of one size, nor the memory sweep: what was seen once answers nothing later."""
+    seen = []
+    fill = Field.fill
+
+    def noting(self, clock):
+        took_ms = fill(self, clock)
+        seen.append(self.blocks["q"].flatten()[:64].clone())
+        return took_ms
+
+    monkeypatch.setattr(Field, "fill", noting)
+    watch = track.stopwatch()
+    rivals = [track.rival("student", ms=24.0), track.rival("naive", ms=120.0), track.rival("reference", ms=12.0)]
+    for _ in range(2):
+        watch.race(SIZE, rivals[0], rivals[1:], budget_s=100.0, headline=False)
+    Field(track.gpu, OPERATION, TIMED, SIZE, 1, seeds=window_seeds(3, "memory-128")).fill(track.clock)
+    assert len(seen) > 20
+    assert len({tuple(one.tolist()) for one in seen}) == len(seen)
+
+
+def test_inputs_written_over_in_a_window_are_noticed_before_anything_is_computed_from_them(track):
+    """A file that zeroes its inputs and answers zero would be right about the inputs it left."""
+
+    def zeroing(honest):
+        calls = [0]
+
+        def call(q, k, v, is_causal):
+            calls[0] += 1
+            if calls[0] > 12:
+                for tensor in (q, k, v):
+                    tensor.zero_()
+            return honest(q, k, v, is_causal)
+
+        return call
+
+    with pytest.raises(WrongRowsError, match="inputs were written over") as caught:
+        track.race(track.rival("student", ms=24.0, call=zeroing))
+    assert caught.value.evidence.kind == "inputs-changed"
+
+
+@pytest.mark.parametrize(
+    "moved", [lambda x: x.flip(1), lambda x: x.roll(1, dims=1), lambda x: -x], ids=["flipped", "rolled", "negated"]
+)
+def test_the_sum_over_inputs_sees_rows_that_change_places(track, moved):
+    inputs = Field(track.gpu, OPERATION, TIMED, SIZE, 4, seeds=window_seeds(1, "test"))
+    inputs.fill(track.clock)
+    marks = inputs.marks()
+    assert torch.equal(marks, inputs.marks())
+    inputs.blocks["k"].copy_(moved(inputs.blocks["k"]).clone())
+    assert not torch.equal(marks, inputs.marks())
+
+
+def test_a_result_given_to_two_calls_is_noticed_by_its_address(track):
+    kept = []
+
+    def lending(honest):
+        def call(q, k, v, is_causal):
+            kept.append(honest(q, k, v, is_causal))
+            return kept[-1] if len(kept) < 3 else kept[0]
+
+        return call
+
+    with pytest.raises(WrongRowsError, match="memory that another call returned") as caught:
+        track.race(track.rival("student", ms=24.0, call=lending))
+    assert caught.value.evidence.kind == "outputs-shared"
+
+
+@pytest.mark.parametrize("told", [0.001, 0.0, 300.0], ids=["patched", "nothing", "too-much"])
+def test_events_that_tell_another_story_than_the_clock_are_for_staff_to_see(track, told, monkeypatch):
+    student = track.rival("student", ms=24.0)
+    answer = student.interview.answer
+
+    def with_own_events(timeout_s):
+        said = answer(timeout_s)
+        return said | {"ms": told} if "ms" in said else said
+
+    student.interview.answer = with_own_events
+    race = track.race(student)
+    assert [one.kind for one in race.evidence] == ["events-disagree"]
 
 
 def test_memory_is_unmapped_at_the_end(track):
@@ -262,7 +343,7 @@ def test_memory_is_unmapped_at_the_end(track):
 )
 def test_outputs_are_read_only_as_what_they_must_be(track, change):
     student = track.rival("student", ms=24.0)
-    inputs = Field(track.gpu, OPERATION, TIMED, SIZE, 4, seed=1)
+    inputs = Field(track.gpu, OPERATION, TIMED, SIZE, 4, seeds=window_seeds(1, "test"))
     student.prepare(inputs, 4)
     answer = student.interview.answer
 
