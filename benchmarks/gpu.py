@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +37,7 @@ from workers.ahead import ahead_pool  # noqa: E402
 from workers.ceilings import measure as measure_ceilings  # noqa: E402
 from workers.devices.cpu import interpreter_pool  # noqa: E402
 from workers.devices.cuda import Gpu, cuda_pool  # noqa: E402
-from workers.gpu_examination import Ahead, GpuRecord, Rivals, examine_on_gpu  # noqa: E402
+from workers.gpu_examination import Ahead, GpuRecord, Rivals, WarmGpu, examine_on_gpu  # noqa: E402
 from workers.sandbox import SandboxPool  # noqa: E402
 
 CORPUS = PROJECT / "tests" / "corpus"
@@ -47,7 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=list(SECTIONS), choices=list(SECTIONS))
     parser.add_argument("--out", type=Path, default=PROJECT / "artifacts" / "gpu")
-    parser.add_argument("--files", nargs="*", default=[], help="corpus files for grade, parts of their names for corpus")
+    parser.add_argument("--files", nargs="*", default=[], help="corpus files for grade, parts of names for corpus")
     parser.add_argument("--times", type=int, default=10, help="gradings of the section repeat")
     parser.add_argument("--stop-s", type=float, default=1e9, help="no further file of the corpus after so many seconds")
     parser.add_argument("--dtypes", nargs="*", default=list(gpu_corpus.DTYPES), choices=gpu_corpus.DTYPES)
@@ -276,6 +277,51 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
     return found
 
 
+def queue(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A full queue on one warm worker, audits included: gradings an hour, and what one lane disturbs another."""
+    file = CORPUS / "flash-attention-forward" / "ok-raw-strides.py"
+    assignment = _assignment("flash-attention-forward")
+    warm = WarmGpu()
+    try:
+        warm.warm_up(assignment)
+        rows: list[dict[str, Any]] = []
+
+        def grade_one(number: int) -> None:
+            record = GpuRecord()
+            began = time.monotonic()
+            examination = warm(assignment, file.read_bytes(), lambda _stage, _fraction: None, record)
+            student_ms = [median(timing.student_times_ms) for timing in examination.timings]
+            row = {"number": number, "verdict": judge(assignment, examination).verdict.value, "ended": time.monotonic()}
+            row |= {"seconds": time.monotonic() - began, "lock_s": record.lock_s, "idle_s": record.idle_s}
+            row |= {"student_ms": student_ms, "ratio": [timing.ratio for timing in examination.timings]}
+            rows.append(row | {"stages": dict(record.seconds)})
+            print(f"  {rows[-1]}", flush=True)
+
+        for number in range(2):  # nothing beside them
+            time.sleep(4.0)
+            grade_one(-1 - number)
+        began = time.monotonic()
+        with ThreadPoolExecutor(warm.lanes) as lanes:
+            list(lanes.map(grade_one, range(arguments.times + warm.lanes)))
+    finally:
+        warm.close()
+    alone = [row for row in rows if row["number"] < 0]
+    full = [row for row in rows if row["number"] >= 0][1:]  # the first one found the GPU idle
+    steady = full[: len(full) - warm.lanes + 1]  # the last ones had no successor
+    an_hour = 3600 * (len(steady) - 1) / (steady[-1]["ended"] - steady[0]["ended"])
+    found: dict[str, Any] = {"gradings": rows, "an_hour": an_hour, "seconds": time.monotonic() - began}
+    found["idle_s"] = {"median": median(row["idle_s"] for row in steady), "most": max(row["idle_s"] for row in steady)}
+    found["lock_s"] = median(row["lock_s"] for row in steady)
+    quiet, busy = (median(row["student_ms"][0] for row in some) for some in (alone, steady))
+    found["busy_over_quiet"] = busy / quiet
+    every_ms = [row["student_ms"][0] for row in (*alone, *steady)]
+    every_ratio = [row["ratio"][0] for row in (*alone, *steady)]
+    found["time_max_over_min"] = max(every_ms) / min(every_ms)
+    found["ratio_max_over_min"] = max(every_ratio) / min(every_ratio)
+    print(f"  { {key: value for key, value in found.items() if key != 'gradings'} }", flush=True)
+    yield found
+
+
 def _said(run: Any) -> Any:
     if isinstance(run, ProbeMeasured):
         return [[one.name, one.rel_error, one.limit] for one in run.outputs]
@@ -466,6 +512,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = 
     "grade": grade,
     "repeat": repeat,
     "clock": clock,
+    "queue": queue,
     "corpus": gpu_corpus.run,
     "exploits": exploits,
 }

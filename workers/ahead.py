@@ -30,6 +30,7 @@ from workers.interview import CandidateFailedError, Interview, load_request
 from workers.isolation import Limits
 from workers.sandbox import SandboxPool, SandboxUnavailable
 
+BACKGROUND_NICE = 10  # of what works beside a measurement
 ARENA_BYTES = 48 << 20  # the source on the way in, the archive on the way out
 MOST_ARCHIVE_BYTES = 32 << 20
 MOST_KERNELS = 512
@@ -58,6 +59,7 @@ def ahead_pool(
             output_total_bytes=OUTPUT_BYTES,
             cpu_s=int(limits.total_s),
             scratch_bytes=256 << 20,
+            nice=BACKGROUND_NICE,
         ),
         size=size,
         refill=refill,

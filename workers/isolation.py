@@ -43,6 +43,7 @@ APP_FILES = (
     "storages.py",
 )
 
+_NVIDIA = Path("/proc/driver/nvidia")
 _HERE = Path(__file__).resolve().parent
 _PROJECT = _HERE.parent
 # covered where a folder that the candidate needs (a venv, /usr) happens to contain the project
@@ -79,6 +80,7 @@ class Limits:
     output_total_bytes: int = 4 << 20  # both streams; a candidate that prints more is killed
     cpu_s: int = 120  # of each process
     open_files: int = 256
+    nice: int = 0  # how readily it leaves the processor to others, 0 to 19
 
 
 def host_isolation() -> Isolation:
@@ -167,8 +169,9 @@ class Recipe:
             runtime=self._runtime if self.isolated else [],
             hidden=_hidden_paths(self._runtime) if self.isolated else [],
             files={f"{app}/{name}": base64.b64encode(content).decode() for name, content in files.items()},
-            devices=_nvidia_devices() if self._gpu else [],
+            devices=_nvidia_devices(self._env.get("CUDA_VISIBLE_DEVICES")) if self._gpu else [],
             scratch_bytes=self._limits.scratch_bytes,
+            nice=self._limits.nice,
             seccomp=None if self._filter is None else base64.b64encode(self._filter).decode(),
             env=self._environment(work),
             workdir=work,
@@ -267,6 +270,11 @@ def _hidden_paths(runtime: Sequence[str]) -> list[str]:
     return [str(path) for path in paths if path.exists() and any(_is_below(str(path), folder) for folder in bound)]
 
 
+def hidden_paths() -> list[str]:
+    """What of the project no candidate may see, wherever it lies."""
+    return [str(path) for name in _HIDDEN if (path := _PROJECT / name).exists()]
+
+
 def _is_below(path: str, folder: str) -> bool:
     return Path(path).is_relative_to(folder)
 
@@ -313,9 +321,15 @@ def _counts_processes_by_namespace() -> bool:
     return (int(major), int(minor)) >= (5, 14)
 
 
-def _nvidia_devices() -> list[str]:
+def _nvidia_devices(visible: str | None) -> list[str]:
+    """Device nodes of the GPU whose UUID is `visible`, without those of other GPUs; of all where that tells none."""
     names = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
     cards = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
+    for path in _NVIDIA.glob("gpus/*/information"):
+        told = path.read_text(errors="replace")
+        minor = re.search(r"Device Minor:\s*(\d+)", told)
+        if visible and visible in told.split() and minor and f"nvidia{minor[1]}" in cards:
+            cards = [f"nvidia{minor[1]}"]
     return [f"/dev/{name}" for name in (*cards, *names) if Path("/dev", name).exists()]
 
 

@@ -47,6 +47,7 @@ class Plan(TypedDict):
     files: dict[str, str]  # path in the sandbox -> base64 content, read-only
     devices: list[str]  # device nodes bound with access
     scratch_bytes: int  # for each of /w, /tmp, /dev/shm
+    nice: int
     seccomp: str | None  # base64 of the BPF program
     env: dict[str, str]
     workdir: str
@@ -144,6 +145,7 @@ def _become_sandbox(plan: Plan, parent_pid: int) -> NoReturn:
         # SIGXCPU at the soft limit says what happened; SIGKILL a second later for those who ignore it
         hard = value + 1 if number == resource.RLIMIT_CPU else value
         resource.setrlimit(number, (value, hard))
+    os.nice(plan["nice"])
     os.umask(0o077)
     if plan["uid"] is not None:
         os.setgroups([])

@@ -50,7 +50,6 @@ PROGRESS_EVERY_S = 0.25
 MAX_REST_S = 60.0  # of a worker that fails again and again
 EXIT_GRACE_S = 5.0
 LOOK_AGAIN_S = 0.25  # of a lane that found nothing waiting while another one still grades
-GPU_LANES = 3  # one holds the GPU, one is compiled for it, one has its audit ended and is recorded
 WARM_POOLS = 2
 DATABASE_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 9.0)
 
@@ -291,6 +290,8 @@ class Grader:
 class SandboxedExaminer:
     """Examines in warm sandboxes. Keeps one pool for each set of limits, the most recently used ones."""
 
+    lanes = 1
+
     def __init__(self) -> None:
         self._pools: OrderedDict[Limits, tuple[SandboxPool, SandboxPool, contextlib.ExitStack]] = OrderedDict()
 
@@ -349,7 +350,7 @@ def worker_name(settings: Settings) -> str:
     return f"{socket.gethostname()}:{settings.device}:{settings.slot}"[:120]
 
 
-def run_worker(settings: Settings, examine: Examine, *, note: str = "") -> None:
+def run_worker(settings: Settings, examine: Examine, *, note: str = "", lanes: int = 1) -> None:
     """Serve until a signal ends it: TERM and INT hand the current submission back."""
     database = Database(settings.database_url)
     name = worker_name(settings)
@@ -360,7 +361,7 @@ def run_worker(settings: Settings, examine: Examine, *, note: str = "") -> None:
         name=name,
         examine=examine,
         note=note,
-        lanes=1 if settings.device == "cpu" else GPU_LANES,
+        lanes=lanes,
     )
     app = make_celery(settings)
     add_tasks(app, grader, database, settings)
@@ -427,7 +428,7 @@ def main(argv: list[str] | None = None) -> int:
     examiner = _examiner(settings.device)
     try:
         _warm_up(examiner, settings)
-        run_worker(settings, examiner, note=isolation_note)
+        run_worker(settings, examiner, note=isolation_note, lanes=examiner.lanes)
     finally:
         examiner.close()
     return 0

@@ -291,7 +291,8 @@ def test_host_without_cgroups_is_reduced(monkeypatch):
 def a_plan(**changes: Any) -> Plan:
     plan = Plan(
         parent_pid=1, bwrap="/usr/bin/bwrap", uid=None, cgroup_procs=[], rlimits={}, runtime=["/opt/venv"], hidden=[],
-        files={}, devices=[], scratch_bytes=1 << 20, seccomp=None, env={"HOME": "/w"}, workdir="/w", command=["true"],
+        files={}, devices=[], scratch_bytes=1 << 20, nice=0, seccomp=None, env={"HOME": "/w"}, workdir="/w",
+        command=["true"],
     )  # fmt: skip
     plan.update(changes)  # type: ignore[typeddict-item]
     return plan

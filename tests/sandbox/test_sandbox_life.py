@@ -1,6 +1,7 @@
 """From being started ahead of need to being gone: taking, freezing, killing, and what is left behind."""
 
 import gc
+import os
 import signal
 import statistics
 import sys
@@ -53,6 +54,20 @@ def test_arena_is_shared_both_ways_and_outlives_the_candidate(make_pool):
     start(sandbox, "arena[4:8] = arena[:4].upper()[::-1]")
     assert watch(sandbox, 5).ending.cause == "exited"
     assert sandbox.arena[:8] == b"pingGNIP"
+
+
+def test_what_works_beside_a_measurement_leaves_the_processor_to_it_and_cannot_take_it_back(make_pool):
+    sandbox = make_pool(limits=replace(LIMITS, nice=10)).take(20)
+    greedy = """
+import os
+try:
+    os.setpriority(os.PRIO_PROCESS, 0, 0)
+except OSError:
+    pass
+channel.send({'op': 'nice', 'nice': os.getpriority(os.PRIO_PROCESS, 0)})
+"""
+    start(sandbox, greedy)
+    assert sandbox.channel.receive(5)["nice"] == os.nice(0) + 10
 
 
 def test_first_line_runs_within_50_ms_of_the_request(make_pool):

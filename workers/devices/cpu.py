@@ -35,14 +35,22 @@ READABLE = {
 
 @contextlib.contextmanager
 def interpreter_pool(
-    limits: assignment.Limits, *, size: int, refill: bool = True, isolation: Literal["auto", "none"] = "auto"
+    limits: assignment.Limits,
+    *,
+    size: int,
+    refill: bool = True,
+    isolation: Literal["auto", "none"] = "auto",
+    nice: int = 0,
 ) -> Iterator[SandboxPool]:
     """Warm candidates that run Triton in the interpreter. Raises SandboxUnavailable where none can be had."""
     pool = SandboxPool(
         argv_env={"TRITON_INTERPRET": "1"},
         arena_bytes=ARENA_BYTES,
         limits=Limits(
-            memory_bytes=limits.memory_bytes, output_total_bytes=limits.output_bytes, cpu_s=int(limits.total_s)
+            memory_bytes=limits.memory_bytes,
+            output_total_bytes=limits.output_bytes,
+            cpu_s=int(limits.total_s),
+            nice=nice,
         ),
         size=size,
         refill=refill,

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +34,8 @@ GPU_PROCESSES = 160
 GPU_OPEN_FILES = 1024
 CONTROL_BYTES = 64 << 20  # host memory shared with a candidate: its source, and kernels compiled ahead
 
+LOCKS = Path("/run/tilegrade")
+
 _BALLAST_BLOCK_BYTES = 4 << 30
 
 
@@ -51,6 +54,7 @@ class Gpu:
         self.arch = f"sm_{properties.major}{properties.minor}"
         self.uuid = str(properties.uuid)
         self.total_bytes: int = properties.total_memory
+        self.free_since = time.monotonic()
         pynvml.nvmlInit()
         self._nvml = _nvml_handle(self.uuid, index)
         size = (self.total_bytes * 2 // 5 if arena_bytes is None else arena_bytes) >> 21 << 21
@@ -156,13 +160,26 @@ class Gpu:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """No student's code runs on this GPU outside this lock. Held against other workers of this host too."""
-        path = Path(tempfile.gettempdir()) / f"tilegrade-{self.uuid}.lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
+            with gpu_lock(self.uuid):
+                yield
         finally:
-            os.close(fd)
+            self.free_since = time.monotonic()
+
+
+@contextlib.contextmanager
+def gpu_lock(uuid: str) -> Iterator[None]:
+    """Hold a GPU against every other process of this host that takes this lock."""
+    # containers of one host share that folder, where the operator mounts it
+    folder = LOCKS if os.geteuid() == 0 else Path(tempfile.gettempdir())
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"tilegrade-gpu-{uuid.removeprefix('GPU-')}.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
