@@ -400,6 +400,7 @@ def _memory_evidence(memory: MemoryGrade | None) -> tuple[str, ...]:
 def _wrong(facts: _Facts) -> Diagnosis:
     """The most telling explanation first; each returns None when the facts do not single it out."""
     witnesses: tuple[Callable[[_Facts], Diagnosis | None], ...] = (
+        _only_when_large,
         _wrong_form,
         _only_a_check,
         _ignores_strides,
@@ -419,6 +420,23 @@ def _wrong(facts: _Facts) -> Diagnosis:
     if facts.structure.refusals:
         return dataclasses.replace(_refused(facts), evidence=_known(facts))
     return _unnamed(facts)
+
+
+def _only_when_large(facts: _Facts) -> Diagnosis | None:
+    """Right in every probe, wrong in a plain call at a size that is timed."""
+    found = next((call for call in facts.examination.large_calls if call.failure is None), None)
+    if found is None or facts.failing:
+        return None
+    sizes = ", ".join(f"{one_line(axis, 20)} = {size:,}" for axis, size in found.axes.items())
+    off = "not finite" if found.rel_error is None else f"off by {found.rel_error:.1e} of the largest value"
+    return Diagnosis(
+        label="wrong-when-large",
+        sentence=f"Right in all {len(facts.passing)} probes, which are small, but {found.output} is wrong at a size "
+        f"that is timed ({sizes}, {one_line(found.dtype, 20)}): {off}, where {found.limit:.1e} passes.",
+        hint="Look at what depends on the size: offsets beyond 2^31 elements need 64 bits; a fixed number of tiles, of "
+        "programs or of stages ends too soon.",
+        evidence=(f"{found.n_wrong_rows} of the {count(found.n_rows, 'row')} looked at in a plain call are wrong.",),
+    )
 
 
 def _wrong_form(facts: _Facts) -> Diagnosis | None:

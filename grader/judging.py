@@ -6,6 +6,7 @@ that slipped through must fail. Rules and their reasons: docs/decisions/0003-sco
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -93,6 +94,8 @@ def judge(assignment: Assignment, examination: Examination) -> Grade:
     earning = required_passed and not refusals
 
     numerics = _numerics(assignment, cases, required_passed, earning)
+    if examination.large_calls:
+        numerics = dataclasses.replace(numerics, verdict=AxisVerdict.FAIL)
     memory = _memory(assignment, examination, earning)
     structure = _structure(assignment, examination, memory, refusals, earning)
     speed = _speed(assignment, examination, required_passed, earning)
@@ -150,6 +153,7 @@ def _failure(examination: Examination, cases: Sequence[CaseGrade]) -> Failure | 
     if examination.audit_failure is not None:
         found.append(examination.audit_failure)
     found += [point.failure for point in examination.memory if point.failure and not _did_not_fit(point)]
+    found += [call.failure for call in examination.large_calls if call.failure is not None]
     if not found:
         return None
     limits = [failure for failure in found if failure.kind in LIMITS]
@@ -538,8 +542,8 @@ def _speed(assignment: Assignment, examination: Examination, required_passed: bo
 
 
 def headline_timing(assignment: Assignment, examination: Examination) -> Timing | None:
-    """The timing of the size that speed is judged by."""
-    if assignment.speed is None:
+    """The timing of the size that speed is judged by; None too for a file that is wrong at some size that is timed."""
+    if assignment.speed is None or examination.large_calls:
         return None
     wanted = dict(assignment.speed.sizes[0])
     return next((timing for timing in examination.timings if timing.axes == wanted), None)

@@ -302,6 +302,20 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LargeCall:
+    """A plain call at a size that is timed, by a fresh process, that failed or was wrong: the probes are small."""
+
+    axes: dict[str, int]
+    dtype: str
+    output: str = ""
+    rel_error: float | None = None  # largest, of the rows looked at; None: not finite, or no result
+    limit: float = 0.0
+    n_rows: int = 0
+    n_wrong_rows: int = 0
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
     """What a GPU was measured to do at best: the highest rate of each kind."""
 
@@ -383,6 +397,7 @@ class Examination:
     timings: tuple[Timing, ...] = ()
     gpu: GpuFacts | None = None
     device_fault: DeviceFault | None = None
+    large_calls: tuple[LargeCall, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     stages: tuple[Stage, ...] = ()
     stdout: str = ""  # bounded; hostile text

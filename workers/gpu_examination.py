@@ -33,6 +33,7 @@ from grader.measurement import (
     FailureKind,
     GpuFacts,
     GpuState,
+    LargeCall,
     MemoryPoint,
     ProbeFailed,
     Timing,
@@ -45,8 +46,9 @@ from workers.ahead import BACKGROUND_NICE, ahead_pool, archives_into, compile_ah
 from workers.ceilings import measure as measure_ceilings
 from workers.devices.cpu import Arena, interpreter_pool
 from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
-from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRowsError, window_seeds
+from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRows, WrongRowsError, window_seeds
 from workers.interview import CandidateFailedError, Interview
+from workers.large_calls import plain_call
 from workers.sanitizer import broken_probe, look_closer
 
 if TYPE_CHECKING:
@@ -205,7 +207,9 @@ def examine_on_gpu(
         on_cpu = Examiner(assignment, source, interpreter, progress, exam_seed) if interpreter is not None else None
         audited_later = threads.submit(on_cpu.audit, sweep=False) if on_cpu is not None else None
         began = time.monotonic()
+        progress("compile", 0.0)
         archives = ahead.compile(assignment, source) if ahead is not None else []
+        progress("compile", 1.0)
         noted.seconds["compile-ahead"] = time.monotonic() - began
         on_gpu = Examiner(assignment, source, sandboxes, progress, exam_seed, CudaBench(gpu, archives))
         course = _Course(assignment, on_gpu, gpu, own_rivals, noted, exam_seed, ceilings)
@@ -230,6 +234,7 @@ def examine_on_gpu(
         timings=tuple(course.timings),
         gpu=GpuFacts(memory_bytes=gpu.total_bytes, ceilings=ceilings, before=course.before, after=course.after),
         device_fault=fault,
+        large_calls=tuple(course.large_calls),
         evidence=tuple(dict.fromkeys((*examination.evidence, *course.evidence))),
     )
 
@@ -381,6 +386,7 @@ class _Course:
         self._record, self._seed, self._ceilings = record, seed, ceilings
         self.memory: list[MemoryPoint] = []
         self.timings: list[Timing] = []
+        self.large_calls: list[LargeCall] = []
         self.evidence: list[Evidence] = []
         self.before: GpuState | None = None
         self.after: GpuState | None = None
@@ -440,7 +446,7 @@ class _Course:
                     self._race(stopwatch, student, others)
         except CandidateFailedError as exc:
             # too slow at full size is no sign of anything else: there is no speed then, and that is all
-            if exc.failure.kind is not FailureKind.TIME_LIMIT:
+            if exc.failure.kind is not FailureKind.TIME_LIMIT and not self._reported(exc.failure):
                 message = f"{exc.failure.stage}: {exc.failure.message[:500]}"
                 self.evidence.append(Evidence(kind="failed-when-measured", message=message))
         except claims.ClaimError as exc:
@@ -464,7 +470,12 @@ class _Course:
             try:
                 race, timing = self._race_once_or_twice(stopwatch, student, others, size, headline)
             except WrongRowsError as exc:
-                self.evidence.append(exc.evidence)
+                if exc.wrong is None or not self._is_wrong_alone(stopwatch, size, exc.wrong):
+                    self.evidence.append(exc.evidence)
+                return
+            except CandidateFailedError as exc:
+                if exc.failure.kind is FailureKind.TIME_LIMIT or not self._is_wrong_alone(stopwatch, size, None):
+                    raise
                 return
             except VoidError as exc:
                 self.evidence.append(Evidence(kind="timing-void", message=str(exc)))
@@ -474,6 +485,28 @@ class _Course:
             self.timings.append(timing)
             if self._ceilings is not None:
                 self._hold_to_roof(timing, self._ceilings)
+
+    def _is_wrong_alone(self, stopwatch: Stopwatch, size: Size, wrong: WrongRows | None) -> bool:
+        """Whether a plain call at this size, by a process that saw no window, fails or is wrong too; noted then."""
+
+        def begin() -> Interview:
+            interview = Interview(self._examiner.sandboxes.take(timeout_s=60.0))
+            try:
+                self._examiner.bench.arena(interview)
+                self._examiner.load(interview)
+            except BaseException:
+                interview.end()
+                raise
+            return interview
+
+        with self._timed("plain-calls"):
+            found = plain_call(begin, self._gpu, size, wrong, wrong.inputs if wrong else stopwatch.one_call(size))
+        self.large_calls += [found] if found is not None else []
+        return found is not None
+
+    def _reported(self, failure: Failure) -> bool:
+        """Whether a failure is among the measurements, so that it is no evidence of anything else."""
+        return any(point.failure is failure for point in self.memory)
 
     def _race_once_or_twice(
         self, stopwatch: Stopwatch, student: Rival, others: Sequence[Rival], size: Size, headline: bool
@@ -511,12 +544,19 @@ class _Course:
             return
         options = self._assignment.structure.options
         largest = sweep.cuda_sizes[-1]
-        # the first call loads modules and compiles: it is made once before anything is read
-        self._point(interview, timed, sweep.cuda_sizes[0], options, idle=0, ballast=False)
-        idle = self._bytes_of(interview)
+        idle = 0
         for number, size in enumerate(sweep.cuda_sizes):
             self._examiner.progress("memory", number / len(sweep.cuda_sizes))
-            point = self._point(interview, timed, size, options, idle=idle, ballast=size == largest)
+            try:
+                if number == 0:
+                    # the first call loads modules and compiles: it is made once before anything is read
+                    self._point(interview, timed, size, options, idle=0, ballast=False)
+                    idle = self._bytes_of(interview)
+                point = self._point(interview, timed, size, options, idle=idle, ballast=size == largest)
+            except CandidateFailedError as exc:
+                if exc.failure.kind is not FailureKind.TIME_LIMIT:
+                    self.memory.append(MemoryPoint(size=size, peak_bytes=0, failure=exc.failure))
+                raise
             self.memory.append(point)
             if point.failure is not None:
                 return

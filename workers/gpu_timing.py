@@ -42,15 +42,29 @@ SPOT_ROUNDS = (0, 3)  # in which the reference runs
 BASELINES_SHARE = 3  # a baseline's outputs may take that part of the room for the student's
 SEGMENTS_A_FRAME = 200
 MAX_MOVES = 4  # windows whose outputs lay in memory never seen before
+PLAIN_CALLS = 4  # of those that were wrong in a window are made once more by a fresh process
 LARGEST_SCORE = 16.0  # of the timed inputs, for the tolerance
 
 
-class WrongRowsError(Exception):
-    """Outputs of a window are not what they must be; `evidence` says how."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongRows:
+    """Rows of one output that were wrong in timed calls. The inputs of those calls are still in place."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    inputs: Field
+    output: str
+    calls: tuple[int, ...]
+    rows: torch.Tensor  # [calls, rows per call]
+    want: torch.Tensor  # [calls, rows per call, width], float64
+    scale: float  # errors and the limit are relative to it
+    limit: float
+
+
+class WrongRowsError(Exception):
+    """Outputs of a window are not what they must be; `evidence` says how, and `wrong` where it may be an honest bug."""
+
+    def __init__(self, evidence: Evidence, wrong: WrongRows | None = None) -> None:
         super().__init__(evidence.message)
-        self.evidence = evidence
+        self.evidence, self.wrong = evidence, wrong
 
 
 class VoidError(Exception):
@@ -135,9 +149,9 @@ class Field:
     def expected(self, rows: Rows) -> Expected:
         return self._timed.expected(self.blocks, self._size.options, rows)
 
-    def request(self, n_calls: int) -> dict[str, Any]:
-        """What a candidate needs to know to make its argument tensors."""
-        specs = {name: self._spec(name) for name in self.blocks}
+    def request(self, n_calls: int, *, only: int | None = None) -> dict[str, Any]:
+        """What a candidate needs to know to make its argument tensors; with `only`, those of that call alone."""
+        specs = {name: self._spec(name, only) for name in self.blocks}
         upstream = self._operation.upstream
         inputs = {name: block[0] for name, block in self.blocks.items() if name != upstream}
         shapes = self._operation.output_specs(
@@ -156,13 +170,15 @@ class Field:
             ],
         }
 
-    def _spec(self, name: str) -> dict[str, Any]:
+    def _spec(self, name: str, only: int | None) -> dict[str, Any]:
         block = self.blocks[name]
-        offset, distance, _ = self._places[name]
+        offset, distance, copies = self._places[name]
+        if only is not None:
+            offset, copies = offset + only % copies * distance, 1
         return {
             "offset": offset,
             "distance": distance,
-            "copies": block.shape[0],
+            "copies": copies,
             "count": block[0].numel(),
             "shape": list(block.shape[1:]),
             "strides": list(block.stride()[1:]),
@@ -233,12 +249,15 @@ class Rival:
         """Give it the arena. Once."""
         self._ask({"op": "arena", "handle": self._gpu.handle, "bytes": len(self._gpu.arena)})
 
-    def prepare(self, field: Field, n_calls: int, *, fresh: bool = False) -> None:
-        """Tell it the calls of its windows. `fresh` has it give back memory that earlier sizes took."""
+    def prepare(self, field: Field, n_calls: int, *, fresh: bool = False, only: int | None = None) -> None:
+        """Tell it the calls of its windows. `fresh` has it give back memory that earlier sizes took.
+
+        With `only`, the one call of its window is that one of the field's.
+        """
         self._ask({"op": "release"})
         if fresh:
             self.close()  # before they free it
-        request = field.request(n_calls)
+        request = field.request(n_calls, only=only)
         self._shapes = {output["name"]: tuple(output["shape"]) for output in request["outputs"]}
         self._ask(request | {"fresh": fresh})
         self._field = field
@@ -456,6 +475,12 @@ class Stopwatch:
         fastest = min(inputs.fill(self._clock) for _ in range(3))
         self._idle_ms_per_byte[str(size.axes)] = fastest / inputs.used_bytes
 
+    def one_call(self, size: Size) -> Field:
+        """Inputs of one call at this size, written."""
+        inputs = Field(self._gpu, self._operation, self._timed, size, 1, seeds=self._seeds)
+        inputs.fill(self._clock)
+        return inputs
+
     def race(self, size: Size, student: Rival, others: Sequence[Rival], *, budget_s: float, headline: bool) -> Race:
         """Alternate windows until the ratio is known to 1 % or the time is over; three rounds of lesser sizes.
 
@@ -667,7 +692,7 @@ class Stopwatch:
             race.n_checked_rows += chosen[name].numel()
             race.row_errors[name] = max(error, race.row_errors.get(name, 0.0))
             if not error <= limits.get(name, math.inf):
-                self._explain_wrong(rival, run, rows, name, want, calls, limits[name], n_wrong)
+                self._explain_wrong(rival, run, rows, name, want, calls, limits[name], n_wrong, inputs)
 
     def _explain_wrong(
         self,
@@ -679,15 +704,28 @@ class Stopwatch:
         calls: torch.Tensor,
         limit: float,
         n_wrong: int,
+        inputs: Field,
     ) -> None:
         later = rival.gather_again(run.n_calls, rows)[name]
         kept = calls < run.n_calls
         error, _ = _row_error(later[calls[kept]].double(), want[kept], limit)
         late = error <= limit
+        scale = float(want[kept].abs().max()) or 1.0
+        off = ~((run.rows[name][calls[kept]].double() - want[kept]).abs() <= limit * scale)
+        bad = off.flatten(1).any(dim=1).nonzero().flatten()[:PLAIN_CALLS]
+        wrong = WrongRows(
+            inputs=inputs,
+            output=name,
+            calls=tuple(calls[kept][bad].tolist()),
+            rows=rows[name][calls[kept][bad]],
+            want=want[kept][bad],
+            scale=scale,
+            limit=limit,
+        )
         kind = "late-work" if late else "timed-outputs-wrong"
         when = "was not there when the file said that it was done, and was a moment later" if late else "is wrong"
         message = f"{name} of {n_wrong} of {run.n_calls} timed calls {when}, in {rows[name].shape[1]} rows looked at"
-        raise WrongRowsError(Evidence(kind=kind, message=message))
+        raise WrongRowsError(Evidence(kind=kind, message=message), None if late else wrong)
 
     def _hold_to_events(self, race: Race) -> None:
         """The candidate's own events against our clock: they see less where work was hidden from them, or they lie."""

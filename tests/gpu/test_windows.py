@@ -196,6 +196,7 @@ def test_work_that_comes_late_is_named(track):
     with pytest.raises(WrongRowsError, match="was not there when the file said that it was done") as caught:
         watch.race(SIZE, student, others, budget_s=100.0, headline=False)
     assert caught.value.evidence.kind == "late-work"
+    assert caught.value.wrong is None  # never taken for an honest bug
 
 
 def test_one_call_that_does_the_work_of_all_is_noticed(track):
