@@ -70,6 +70,7 @@ class WorkerStatus(enum.StrEnum):
     STARTING = "starting"
     IDLE = "idle"
     GRADING = "grading"
+    QUARANTINED = "quarantined"  # its host or its GPU failed the check: it takes no work, and looks again by itself
     STOPPED = "stopped"
 
 
@@ -212,6 +213,7 @@ class Submission(Base):
     finished_at: Mapped[datetime | None]
     stage: Mapped[str | None] = mapped_column(String(40))  # what the worker is doing
     fraction: Mapped[float | None]  # of this stage, 0 to 1
+    stages: Mapped[str | None] = mapped_column(String(240))  # how far each is: "numerics=40% memory=20%"
     fault_note: Mapped[str | None] = mapped_column(Text)  # why the last attempt was lost; for staff
 
     user: Mapped[User] = relationship()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import median
@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased, contains_eager, joinedload, undefer
 
-from grader import accounts, course, judging, measurement
+from grader import accounts, course, devices, judging, measurement
 from grader.assignment import Assignment
 from grader.errors import UserError
 from grader.measurement import Examination
@@ -47,6 +47,10 @@ FAIRNESS_WINDOW = timedelta(minutes=10)
 WORKER_GONE_AFTER = timedelta(seconds=60)
 FORGET_WORKER_AFTER = timedelta(days=1)
 GRADINGS_OF_LATE = 25  # that an estimate of the next one's time is made from
+
+# while nobody examines it
+_NO_STAGE: dict[str, None] = {"stage": None, "fraction": None, "stages": None}
+MAX_STAGES_TEXT = 240
 
 _MAGIC = (
     (b"\x89PNG", "a PNG image"),
@@ -237,7 +241,7 @@ def attempts_used(session: Session, *, user_id: int, course_assignment_id: int) 
 def claim_next(
     session: Session, *, worker: str, device: str, now: datetime, lease: timedelta, max_lost_attempts: int = 3
 ) -> Job | None:
-    """Take the fairest waiting submission for grading; None when nothing waits for this kind of device.
+    """Take the fairest waiting submission for grading; None when nothing waits that this device may grade.
 
     First in line is the student who had the fewest gradings of late, then the oldest hand-in. A submission whose
     worker let its lease lapse waits again, or is FAULTED when that happened too often.
@@ -255,8 +259,7 @@ def claim_next(
                 worker=worker,
                 started_at=now,
                 finished_at=None,
-                stage=None,
-                fraction=None,
+                **_NO_STAGE,
             )
             .returning(
                 Submission.id,
@@ -290,16 +293,29 @@ def renew(session: Session, job: Job, *, now: datetime, lease: timedelta) -> boo
     return _write(session, _ours(job).values(lease_until=now + lease))
 
 
-def progress(session: Session, job: Job, *, stage: str, fraction: float | None) -> bool:
-    """Say what the worker is doing; False when the submission is no longer ours."""
-    return _write(session, _ours(job).values(stage=stage[:40], fraction=fraction))
+def progress(
+    session: Session, job: Job, *, stage: str, fraction: float | None, stages: Mapping[str, float] | None = None
+) -> bool:
+    """Say what the worker is doing; False when the submission is no longer ours.
+
+    Args:
+        fraction: of `stage` that is done, 0 to 1.
+        stages: the same of every stage so far, as several go on side by side; None: of this one alone.
+    """
+    known = stages if stages is not None else {stage: fraction or 0.0}
+    text = " ".join(f"{name}={share:.0%}" for name, share in known.items())
+    return _write(session, _ours(job).values(stage=stage[:40], fraction=fraction, stages=text[:MAX_STAGES_TEXT]))
+
+
+def stages_of(submission: Submission) -> dict[str, float]:
+    """How much of every stage is done, 0 to 1, while the submission is examined."""
+    pairs = (pair.partition("=") for pair in (submission.stages or "").split())
+    return {name: int(share[:-1]) / 100 for name, _, share in pairs if share.endswith("%")}
 
 
 def record(session: Session, job: Job, examination: Examination, assignment: Assignment, *, now: datetime) -> bool:
     """Judge what was measured and write both; False, with nothing written, when the submission is no longer ours."""
-    done = _ours(job).values(
-        state=State.DONE, finished_at=now, lease_until=None, stage=None, fraction=None, fault_note=None
-    )
+    done = _ours(job).values(state=State.DONE, finished_at=now, lease_until=None, fault_note=None, **_NO_STAGE)
     if not _write(session, done):
         return False
     row = session.get(Result, job.submission_id) or Result(submission_id=job.submission_id)
@@ -338,7 +354,7 @@ def give_up(
 
 def hand_back(session: Session, job: Job) -> bool:
     """Return a submission because its worker is told to stop. Nobody failed, so no attempt is lost."""
-    back = _ours(job).values(state=State.QUEUED, lease_until=None, stage=None, fraction=None)
+    back = _ours(job).values(state=State.QUEUED, lease_until=None, **_NO_STAGE)
     return _write(session, back)
 
 
@@ -357,7 +373,7 @@ def cancel(session: Session, submission_id: int, *, actor_id: int | None, now: d
     cancelled = (
         update(Submission)
         .where(Submission.id == submission_id, Submission.state.in_((State.QUEUED, State.RUNNING)))
-        .values(state=State.CANCELLED, finished_at=now, lease_until=None, stage=None, fraction=None)
+        .values(state=State.CANCELLED, finished_at=now, lease_until=None, **_NO_STAGE)
     )
     if not _write(session, cancelled):
         return False
@@ -535,8 +551,8 @@ def outlook(session: Session, device: str, *, now: datetime) -> Outlook:
     took_s = [(row.finished_at - row.started_at).total_seconds() for row in of_late if row.started_at]
     n_workers = session.scalar(
         select(func.count(Worker.name)).where(
-            Worker.device == device,
-            Worker.status != WorkerStatus.STOPPED,
+            or_(Worker.device == device, Worker.device.startswith(f"{device}:")),
+            Worker.status.not_in((WorkerStatus.STOPPED, WorkerStatus.QUARANTINED)),
             Worker.seen_at >= now - WORKER_GONE_AFTER,
         )
     )
@@ -616,6 +632,12 @@ def is_gone(worker: Worker, now: datetime) -> bool:
     return worker.status is WorkerStatus.STOPPED or now - worker.seen_at > WORKER_GONE_AFTER
 
 
+def can_take(worker: Worker, device: str, now: datetime) -> bool:
+    """True when a worker is there, well, and grades what is for that device."""
+    well = worker.status is not WorkerStatus.QUARANTINED and not is_gone(worker, now)
+    return well and devices.serves(worker.device, device)
+
+
 def _refuse_when_closed(
     session: Session, *, user: User, entry: CourseAssignment, assignment: Assignment, now: datetime
 ) -> None:
@@ -649,7 +671,7 @@ def _in_line(device: str, now: datetime) -> Select[int]:
     )
     return (
         select(row.id)
-        .where(row.state == State.QUEUED, row.device == device)
+        .where(row.state == State.QUEUED, row.device.in_(devices.served_by(device)))
         .order_by(gradings_of_late, row.queued_at, row.id)
     )
 
@@ -669,8 +691,7 @@ def _lost_values(note: str, state: State, now: datetime) -> dict[str, Any]:
         "lost_attempts": Submission.lost_attempts + 1,
         "lease_until": None,
         "finished_at": now if state is State.FAULTED else None,
-        "stage": None,
-        "fraction": None,
+        **_NO_STAGE,
         "fault_note": plain(note, 2000),  # it may quote what a sandbox said, and no database takes a NUL or a surrogate
     }
 

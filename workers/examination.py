@@ -585,7 +585,6 @@ class Examiner:
 
     def load(self, interview: Interview) -> str:
         """Have the file imported; returns the name of the entry point. Raises CandidateFailedError."""
-        self.progress("preflight", 0.0)
         arena = Arena(interview.sandbox.arena)  # also on a GPU: the source goes through the host's memory
         offset, length = arena.place_bytes(self.source)
         interview.ask(load_request(self.assignment, self.operation, length, offset), stage="load")
@@ -700,10 +699,12 @@ class Examiner:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         started = time.monotonic()
+        self.progress(name, 0.0)
         try:
             yield
         finally:
             self.stages.append(Stage(name=name, seconds=round(time.monotonic() - started, 4)))
+        self.progress(name, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

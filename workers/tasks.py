@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -18,28 +19,31 @@ import time
 import traceback
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from celery import Celery, signals
 from sqlalchemy.exc import OperationalError
 
-from grader import accounts, course, submissions
+from grader import accounts, course, devices, submissions
 from grader.assignment import Assignment, Limits
 from grader.course import Catalog
 from grader.db import Database
 from grader.errors import AssignmentError, UserError
 from grader.measurement import Examination
 from grader.models import CourseAssignment, State, WorkerStatus
-from grader.queue import GRADE, SWEEP, SWEEP_QUEUE, Doorbell, log_to_stderr, make_celery
-from grader.settings import DEVICES, Settings
+from grader.queue import GRADE, SWEEP, Doorbell, heard_by, log_to_stderr, make_celery
+from grader.settings import Settings, check_flags
 from grader.submissions import Job
+from grader.wording import plain
+from workers import selfcheck
+from workers.sandbox import sweep_leftovers
 
 if TYPE_CHECKING:
-    from workers.gpu_examination import WarmGpu
     from workers.sandbox import SandboxPool
 
 Progress = Callable[[str, float], None]
@@ -49,6 +53,10 @@ T = TypeVar("T")
 PROGRESS_EVERY_S = 0.25
 MAX_REST_S = 60.0  # of a worker that fails again and again
 EXIT_GRACE_S = 5.0
+CLOSE_GRACE_S = 20.0
+EXIT_HANGS = 4  # exit status: what was open could not be closed
+READY_WITHIN_S = 120.0  # a candidate, on a busy host
+FIRST_RECHECK_S = 5.0
 LOOK_AGAIN_S = 0.25  # of a lane that found nothing waiting while another one still grades
 WARM_POOLS = 2
 DATABASE_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 9.0)
@@ -60,10 +68,6 @@ class NoLongerOurs(Exception):  # noqa: N818 - says a state, not a mistake
     """The submission was cancelled, claimed by another worker or handed back: drop it."""
 
 
-class SandboxRefused(Exception):  # noqa: N818 - says a state, not a mistake
-    """This host cannot isolate students' files well enough for a service; the text says why and what to do."""
-
-
 @dataclass(slots=True, eq=False)
 class _Grading:
     """One submission of this worker's, until it is recorded."""
@@ -71,6 +75,7 @@ class _Grading:
     job: Job
     lost: bool = False
     progressed_at: float = 0.0
+    stages: dict[str, float] = dataclasses.field(default_factory=dict)  # how much of each is done, 0 to 1
 
 
 class Grader:
@@ -80,6 +85,9 @@ class Grader:
         name: of this worker, unique among all.
         examine: runs the student's file; with several lanes it is called in several threads.
         lanes: submissions in hand at a time.
+        check_again: why this host may grade no more, or nothing; asked after every fault of ours.
+        start_over: called when it may grade no more. The worker is in quarantine by then.
+        ring: tells other workers of a device that something waits.
         now: the wall clock, aware.
     """
 
@@ -93,11 +101,17 @@ class Grader:
         examine: Examine,
         note: str = "",
         lanes: int = 1,
+        check_again: Callable[[], str] = lambda: "",
+        start_over: Callable[[], None] = lambda: None,
+        ring: Callable[[str], object] = lambda _device: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._database, self._catalog, self._settings = database, catalog, settings
         self._name, self._examine, self._note, self._now = name, examine, note, now
         self._lanes = lanes
+        self._check_again, self._start_over, self._ring = check_again, start_over, ring
+        self._suspect = False  # a fault of ours may be this host's or its GPU's
+        self._quarantined = ""  # why
         self._lock = threading.Lock()  # guards the gradings and what is known of them
         self._claiming = threading.Lock()
         self._reporting = threading.Lock()
@@ -128,14 +142,28 @@ class Grader:
     def grade_waiting(self) -> int:
         """Grade until nothing waits for this worker; returns how many. Safe to call twice for one bell."""
         if self._lanes == 1:
-            return self._grade_in_lane()
-        with ThreadPoolExecutor(self._lanes, thread_name_prefix="lane") as threads:
-            return sum(threads.map(lambda _: self._grade_in_lane(), range(self._lanes)))
+            count = self._grade_in_lane()
+        else:
+            with ThreadPoolExecutor(self._lanes, thread_name_prefix="lane") as threads:
+                count = sum(threads.map(lambda _: self._grade_in_lane(), range(self._lanes)))
+        if self._suspect and not self._stopping.is_set():
+            self._look_at_host()
+        return count
+
+    def _look_at_host(self) -> None:
+        """Check the host again after a fault; one that fails takes no more work until it was started over."""
+        why = self._check_again()
+        self._suspect = False
+        if why:
+            log.error("quarantined: %s", why)
+            self._quarantined = why
+            self._report()
+            self._start_over()
 
     def _grade_in_lane(self) -> int:
         count = 0
         # after a fault of ours it rests: a broken host must not use up every submission's attempts
-        while not self._stopping.is_set() and time.monotonic() >= self._rest_until:
+        while self._may_claim():
             grading = self._claim()
             if grading is not None:
                 self._grade(grading)
@@ -146,6 +174,10 @@ class Grader:
             else:
                 break
         return count
+
+    def _may_claim(self) -> bool:
+        unfit = self._suspect or self._quarantined
+        return not (unfit or self._stopping.is_set()) and time.monotonic() >= self._rest_until
 
     def _claim(self) -> _Grading | None:
         # one lane at a time, so that one that finds nothing sees what the others have in hand
@@ -211,7 +243,11 @@ class Grader:
                     max_lost_attempts=self._settings.max_lost_attempts,
                 )
 
-        if _patiently(write) is not None:
+        self._suspect = True
+        state = _patiently(write)
+        if state is State.QUEUED:
+            self._ring(job.device)  # we rest now: another worker is the first to take it
+        if state is not None:
             self._faults_in_a_row += 1
             self._rest_until = time.monotonic() + min(2.0**self._faults_in_a_row, MAX_REST_S)
 
@@ -230,11 +266,14 @@ class Grader:
         with self._lock:
             if grading not in self._gradings or grading.lost:
                 raise NoLongerOurs
+            # what is not written now is written with the next one; a stage that begins anew does not go back
+            grading.stages[stage] = max(fraction, grading.stages.get(stage, 0.0))
+            stages = dict(grading.stages)
             if time.monotonic() - grading.progressed_at < PROGRESS_EVERY_S:
                 return
             grading.progressed_at = time.monotonic()
         with contextlib.suppress(OperationalError), self._database.write() as session:
-            if not submissions.progress(session, grading.job, stage=stage, fraction=fraction):
+            if not submissions.progress(session, grading.job, stage=stage, fraction=fraction, stages=stages):
                 raise NoLongerOurs
 
     def _beat(self) -> None:
@@ -280,11 +319,14 @@ class Grader:
                     session,
                     name=self._name,
                     device=self._settings.device,
-                    status=status or (WorkerStatus.GRADING if job else WorkerStatus.IDLE),
+                    status=status or (WorkerStatus.GRADING if job else self._when_free()),
                     submission_id=job.submission_id if job else None,
-                    note=self._note,
+                    note=self._quarantined or self._note,
                     now=self._now(),
                 )
+
+    def _when_free(self) -> WorkerStatus:
+        return WorkerStatus.QUARANTINED if self._quarantined else WorkerStatus.IDLE
 
 
 class SandboxedExaminer:
@@ -347,13 +389,22 @@ def add_tasks(app: Celery, grader: Grader, database: Database, settings: Setting
 
 def worker_name(settings: Settings) -> str:
     """One name for each slot of each host, the same after a restart."""
-    return f"{socket.gethostname()}:{settings.device}:{settings.slot}"[:120]
+    return f"{socket.gethostname()}:{devices.kind_of(settings.device)}:{settings.slot or 0}"[:120]
 
 
-def run_worker(settings: Settings, examine: Examine, *, note: str = "", lanes: int = 1) -> None:
+def run_worker(
+    settings: Settings,
+    examine: Examine,
+    *,
+    note: str = "",
+    lanes: int = 1,
+    check_again: Callable[[], str] = lambda: "",
+    start_over: Callable[[], None] = lambda: None,
+) -> None:
     """Serve until a signal ends it: TERM and INT hand the current submission back."""
     database = Database(settings.database_url)
     name = worker_name(settings)
+    app = make_celery(settings)
     grader = Grader(
         database=database,
         catalog=Catalog(settings.assignments_dir),
@@ -362,8 +413,10 @@ def run_worker(settings: Settings, examine: Examine, *, note: str = "", lanes: i
         examine=examine,
         note=note,
         lanes=lanes,
+        check_again=check_again,
+        start_over=start_over,
+        ring=Doorbell(app).ring,
     )
-    app = make_celery(settings)
     add_tasks(app, grader, database, settings)
 
     def on_ready(**_: Any) -> None:
@@ -386,7 +439,7 @@ def run_worker(settings: Settings, examine: Examine, *, note: str = "", lanes: i
                 "--quiet",
                 "worker",
                 "--pool=solo",  # one process, one task; no fork of a process that has threads
-                f"--queues={settings.device},{SWEEP_QUEUE}",
+                f"--queues={','.join(heard_by(settings))}",
                 f"--hostname={name}",
                 "--without-gossip",
                 "--without-mingle",
@@ -401,96 +454,199 @@ def run_worker(settings: Settings, examine: Examine, *, note: str = "", lanes: i
 def main(argv: list[str] | None = None) -> int:
     """Run one worker process; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m workers.tasks", description=__doc__)
-    parser.add_argument("--device", choices=DEVICES, help="what to grade with; TILEGRADE_DEVICE otherwise")
-    parser.add_argument("--slot", type=int, help="number of this worker on this host; TILEGRADE_SLOT otherwise")
-    parser.add_argument("--check", action="store_true", help="exit 0 when this host's worker reported itself of late")
+    parser.add_argument("--device", choices=devices.KINDS, help="what to grade with; TILEGRADE_DEVICE otherwise")
+    parser.add_argument("--slot", type=int, help="number of this worker on this host, with cuda of its GPU")
+    parser.add_argument("--alive", action="store_true", help="exit 0 when this host's worker reported itself of late")
     arguments = parser.parse_args(argv)
     log_to_stderr("worker")
     # root is what lets us give every candidate a user of its own; messages are JSON, never code
     warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
     try:
         settings = Settings.from_env(os.environ)
-        settings = dataclasses.replace(
-            settings,
-            device=settings.device if arguments.device is None else arguments.device,
-            slot=settings.slot if arguments.slot is None else arguments.slot,
-        )
-        if arguments.check:
-            return 0 if _is_alive(settings) else 1
-        isolation_note = _prepare_host(settings)
     except UserError as exc:
         print(f"tilegrade worker: {exc}", file=sys.stderr)
         return 2
-    except SandboxRefused as exc:
-        print(f"tilegrade worker: {exc}", file=sys.stderr)
-        _report_refusal(settings, str(exc))
-        return 3
-    examiner = _examiner(settings.device)
+    settings = dataclasses.replace(
+        settings,
+        device=settings.device if arguments.device is None else arguments.device,
+        slot=settings.slot if arguments.slot is None else arguments.slot,
+    )
+    if arguments.alive:
+        return 0 if _is_alive(settings) else 1
+    environ_before = dict(os.environ)  # what follows narrows what CUDA sees
+    for what in sweep_leftovers():
+        log.info("cleared away: %s", what)
+    note = _await_fit_host(settings)
     try:
-        _warm_up(examiner, settings)
-        run_worker(settings, examiner, note=isolation_note, lanes=examiner.lanes)
+        host = _Host(settings)
+    except Exception as exc:
+        # whatever a GPU, its driver or a sandbox raises: nothing can be graded, and a new process may do better
+        log.exception("the worker cannot start")
+        _stay_in_quarantine(settings, f"{type(exc).__name__}: {plain(str(exc), 1500)}", settings.recheck_s)
+        _become_anew(environ_before)
+
+    def start_over() -> None:
+        host.close()
+        _become_anew(environ_before)
+
+    try:
+        run_worker(
+            host.settings,
+            host.examine,
+            note=f"{host.note} {note}".strip(),
+            lanes=host.lanes,
+            check_again=host.check_again,
+            start_over=start_over,
+        )
     finally:
-        examiner.close()
+        host.close()
     return 0
 
 
-def _prepare_host(settings: Settings) -> str:
-    """Clear away what a killed worker left and see what this host can isolate. Returns what it cannot, for staff."""
-    from workers.isolation import SandboxUnavailable, host_isolation
-    from workers.sandbox import sweep_leftovers
+class _Host:
+    """A host that passed its check, with everything warm that grading needs. Closes what it opened when it fails."""
 
-    for what in sweep_leftovers():
-        log.info("cleared away: %s", what)
-    try:
-        isolation = host_isolation()
-    except SandboxUnavailable as exc:
-        raise SandboxRefused(str(exc)) from None
-    if isolation.level != "full" and not settings.allow_reduced_sandbox:
-        raise SandboxRefused(
-            f"This host isolates students' files only in part: {' '.join(isolation.notes)} "
-            f"Mend that, or set TILEGRADE_ALLOW_REDUCED_SANDBOX=1 and trust every student."
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.note, self.lanes = settings, "", 1
+        self._stack = contextlib.ExitStack()
+        self._trouble: Callable[[], str] = lambda: ""
+        self.examine: Examine
+        try:
+            if settings.device == "cpu":
+                self._open_cpu()
+            else:
+                self._open_gpu()
+        except BaseException:
+            self.close()
+            raise
+
+    def check_again(self) -> str:
+        """Why this host may grade no more; empty when it may."""
+        return self._trouble() or _check(self.settings, in_use=True).why_not
+
+    def close(self) -> None:
+        """End everything; a GPU that hangs is left alone after a while, and the process ends instead."""
+        timer = threading.Timer(CLOSE_GRACE_S, os._exit, (EXIT_HANGS,))
+        timer.daemon = True
+        timer.start()
+        self._stack.close()
+        timer.cancel()
+
+    def _open_cpu(self) -> None:
+        examiner = SandboxedExaminer()
+        self._stack.callback(examiner.close)
+        self.lanes, self.examine = examiner.lanes, examiner
+        assignment = _cheapest(self.settings)
+        if assignment is not None:
+            for pool in examiner.pools(assignment.limits):
+                pool.take(READY_WITHIN_S).kill()  # says why when none gets ready
+
+    def _open_gpu(self) -> None:
+        from workers import health
+        from workers.devices import nvml
+
+        card = health.choose(self.settings.slot or 0, nvml.visible_devices())
+        os.environ["CUDA_VISIBLE_DEVICES"] = card.uuid  # before torch looks: to it and to every candidate there is one
+        from workers.gpu_examination import WarmGpu
+
+        examiner = WarmGpu()
+        self._stack.callback(examiner.close)
+        xids = nvml.XidWatch(card)
+        self._stack.callback(xids.close)
+        watched = health.Watched(
+            examiner, read=lambda: nvml.read(card), xids=xids.heard, still_works=health.use_context
         )
-    return " ".join(isolation.notes)
+        self.lanes, self.examine, self._trouble = examiner.lanes, watched, watched.trouble
+        self.settings = dataclasses.replace(self.settings, device=devices.on_gpu(card.name))
+        self.note = f"{card.name}, {card.uuid}."
+        assignment = _cheapest(self.settings)
+        if assignment is not None:
+            health.demand_right(examiner.warm_up(assignment))
+
+
+def _cheapest(settings: Settings) -> Assignment | None:
+    """The assignment with the fewest probes, to warm up with; None where none loads."""
+    catalog = Catalog(settings.assignments_dir)
+    found = []
+    for slug in catalog.slugs():
+        with contextlib.suppress(AssignmentError):  # said to staff when somebody hands in
+            found.append(catalog.load(slug))
+    return min(found, key=lambda one: len(one.cases), default=None)
+
+
+def _check(settings: Settings, *, in_use: bool = False) -> selfcheck.Outcome:
+    return selfcheck.in_a_process(*check_flags(settings), *(["--in-use"] if in_use else []))
+
+
+def _await_fit_host(settings: Settings) -> str:
+    """Check this host until it may grade, in quarantine meanwhile. Returns what it lacks all the same, for staff."""
+    wait_s = FIRST_RECHECK_S
+    while True:
+        _report_myself(settings, WorkerStatus.STARTING, "Checking this host.")
+        outcome = _check(settings)
+        if not outcome.why_not:
+            return outcome.note
+        log.error("quarantined: %s", outcome.why_not)
+        wait_s = min(wait_s, settings.recheck_s)
+        _stay_in_quarantine(settings, outcome.why_not, wait_s)
+        wait_s *= 2
+
+
+def _stay_in_quarantine(settings: Settings, why: str, seconds: float) -> None:
+    """Say why nothing is graded here, again and again, for so long."""
+
+    def leave(_number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(0)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    until = time.monotonic() + seconds
+    try:
+        while (left_s := until - time.monotonic()) > 0:
+            _report_myself(settings, WorkerStatus.QUARANTINED, why)
+            time.sleep(min(left_s, settings.heartbeat_s))
+    except SystemExit:
+        _report_myself(settings, WorkerStatus.STOPPED, why)
+        raise
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _report_myself(settings: Settings, status: WorkerStatus, note: str) -> None:
+    database = Database(settings.database_url)
+    try:
+        with database.write() as session:
+            submissions.report_worker(
+                session,
+                name=worker_name(settings),
+                device=settings.device,
+                status=status,
+                note=plain(note, 4000),
+                now=datetime.now(UTC),
+            )
+    except OperationalError:
+        log.warning("the database is away; nobody hears that this worker is %s", status.value)
+    finally:
+        database.close()
+
+
+def _become_anew(environ: Mapping[str, str]) -> NoReturn:
+    """Begin again as a process that holds nothing: a CUDA context that broke cannot be mended within its process."""
+    log.info("starting over")
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606 - ourselves
 
 
 def _is_alive(settings: Settings) -> bool:
+    """Whether this worker, or with cuda and no slot any of this host's, has reported itself of late."""
+    name = worker_name(settings)
+    any_slot = settings.slot is None and settings.device != "cpu"
+    host = name.rpartition(":")[0]
     database = Database(settings.database_url)
     with database.read() as session:
-        me = next((one for one in submissions.workers(session) if one.name == worker_name(settings)), None)
+        rows = submissions.workers(session)
     database.close()
-    return me is not None and not submissions.is_gone(me, datetime.now(UTC))
-
-
-def _report_refusal(settings: Settings, why: str) -> None:
-    """Let the staff's pages say why nothing is graded."""
-    database = Database(settings.database_url)
-    with database.write() as session:
-        submissions.report_worker(
-            session,
-            name=worker_name(settings),
-            device=settings.device,
-            status=WorkerStatus.STOPPED,
-            note=why,
-            now=datetime.now(UTC),
-        )
-    database.close()
-
-
-def _examiner(device: str) -> SandboxedExaminer | WarmGpu:
-    if device == "cpu":
-        return SandboxedExaminer()
-    from workers.gpu_examination import WarmGpu  # needs a driver
-
-    return WarmGpu()
-
-
-def _warm_up(examiner: SandboxedExaminer | WarmGpu, settings: Settings) -> None:
-    """Start candidates for the assignments there are, so that the first hand-in need not wait for one."""
-    catalog = Catalog(settings.assignments_dir)
-    for slug in catalog.slugs():
-        with contextlib.suppress(AssignmentError):  # said to staff when somebody hands in
-            examiner.pools(catalog.load(slug).limits)
-            return
+    mine = [one for one in rows if one.name == name or (any_slot and one.name.rpartition(":")[0] == host)]
+    return any(not submissions.is_gone(one, datetime.now(UTC)) for one in mine)
 
 
 def _patiently(write: Callable[[], T]) -> T:

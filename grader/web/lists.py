@@ -205,8 +205,13 @@ def cut(rows: Sequence[Any], *, page: int, per_page: int = PER_PAGE) -> Page:
 
 def title_of(catalog: Catalog, slug: str) -> str:
     """The assignment's title; its slug where the folder does not load."""
-    found, _ = _loaded(catalog, slug)
+    found = loaded(catalog, slug)
     return found.title if found else slug
+
+
+def loaded(catalog: Catalog, slug: str) -> Assignment | None:
+    """The assignment, or None where its folder does not load."""
+    return _loaded(catalog, slug)[0]
 
 
 def _loaded(catalog: Catalog, slug: str) -> tuple[Assignment | None, str]:

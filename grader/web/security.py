@@ -22,7 +22,7 @@ from grader.web.house import house
 
 OPEN_ENDPOINTS = frozenset({"static", "auth.log_in", "health"})
 # asked by the script, which must not take a log-in page for an answer
-SCRIPT_ENDPOINTS = frozenset({"submissions.status", "submissions.events", "submissions.report"})
+SCRIPT_ENDPOINTS = frozenset({"submissions.status", "submissions.events", "submissions.report", "submissions.facts"})
 MAX_ROW_ID = 2**31 - 1
 IDLE_SHARE = 1 / 3  # of the session's whole life; without a request for so long it ends
 CONTENT_SECURITY_POLICY = (

@@ -19,6 +19,7 @@ from flask import (
     stream_with_context,
     url_for,
 )
+from markupsafe import Markup
 from sqlalchemy.orm import Session
 from werkzeug.wrappers import Response as AnyResponse
 
@@ -27,8 +28,8 @@ from grader.models import State, Submission, User
 from grader.web import lists, words
 from grader.web.assignments import assignment_page
 from grader.web.house import House, house, utc_now
-from grader.web.reports import report_of
-from grader.web.security import Viewer, assignment_or_404, viewer
+from grader.web.reports import DOWNLOAD_WAIT_S, SCRIPT_WAIT_S, report_of, style_sheet
+from grader.web.security import Viewer, assignment_or_404, instructor_or_404, viewer
 from grader.web.text import source_lines, without_nul
 
 bp = Blueprint("submissions", __name__)
@@ -82,7 +83,7 @@ def show(submission_id: int) -> str:
             own=row.user_id == viewer().id,
             news=_news(db, row, now=now),
             under_way=row.state in (State.QUEUED, State.RUNNING),
-            shown=report_of(row, house().catalog, for_staff=teaches),
+            shown=report_of(row, house().catalog, house().gallery, for_staff=teaches),
             lines=source_lines(row.source),
             word=words.state_of(row, row.result),
             title=lists.title_of(house().catalog, row.course_assignment.slug),
@@ -94,9 +95,44 @@ def report(submission_id: int) -> str:
     """The report alone, for the script that puts it into the page."""
     with house().database.read() as db:
         row = _visible_or_404(db, submission_id, viewer())
-        teaches = viewer().teaches_in(row.course_assignment.course_id)
-        shown = report_of(row, house().catalog, for_staff=teaches)
-        return render_template("_report.html", submission=row, shown=shown, teaches=teaches)
+    # charts are waited for, so no database connection is held here
+    teaches = viewer().teaches_in(row.course_assignment.course_id)
+    shown = report_of(row, house().catalog, house().gallery, for_staff=teaches, wait_s=SCRIPT_WAIT_S)
+    return render_template("_report.html", submission=row, shown=shown)
+
+
+@bp.get("/submissions/<int:submission_id>/report.html")
+def report_file(submission_id: int) -> Response:
+    """The report and the source as one file that needs no network."""
+    with house().database.read() as db:
+        row = _visible_or_404(db, submission_id, viewer())
+    teaches = viewer().teaches_in(row.course_assignment.course_id)
+    shown = report_of(row, house().catalog, house().gallery, for_staff=teaches, wait_s=DOWNLOAD_WAIT_S)
+    if shown.report is None:
+        abort(404)
+    page = render_template(
+        "report_file.html",
+        submission=row,
+        entry=row.course_assignment,
+        shown=shown,
+        lines=source_lines(row.source),
+        word=words.state_of(row, row.result),
+        title=lists.title_of(house().catalog, row.course_assignment.slug),
+        style=Markup(style_sheet()),  # noqa: S704  our own file
+        now=utc_now(),
+    )
+    headers = {"Content-Disposition": f'attachment; filename="report-{submission_id}.html"'}
+    return Response(page, mimetype="text/html", headers=headers)
+
+
+@bp.get("/submissions/<int:submission_id>/facts")
+def facts(submission_id: int) -> str:
+    """How it was handled, for the script that puts it into the page of an instructor."""
+    with house().database.read() as db:
+        row = _visible_or_404(db, submission_id, viewer(), whole=False)
+        instructor_or_404(row.course_assignment.course_id)
+        under_way = row.state in (State.QUEUED, State.RUNNING)
+        return render_template("_staff_facts.html", submission=row, under_way=under_way)
 
 
 @bp.get("/submissions/<int:submission_id>/source.py")
@@ -157,18 +193,16 @@ def _stream(here: House, submission_id: int, who: Viewer) -> Iterator[str]:
 
 def _news(db: Session, row: Submission, *, now: datetime) -> dict[str, object]:
     """What the page's script is told; the page itself is drawn from the same."""
-    place = n_workers = None
+    place = outlook = None
     if row.state is State.QUEUED:
         place = submissions.place_in_queue(db, row.id, now=now)
-        n_workers = sum(
-            1
-            for worker in submissions.workers(db)
-            if worker.device == row.device and not submissions.is_gone(worker, now)
-        )
+        outlook = submissions.outlook(db, row.device, now=now)
+    assignment = lists.loaded(house().catalog, row.course_assignment.slug)
     return {
-        "line": words.live_line(row, place, n_workers),
-        "steps": render_template("_steps.html", steps=words.steps(row)),
+        "line": words.live_line(row, place, outlook, assignment),
+        "steps": render_template("_steps.html", steps=words.steps(row, assignment)),
         "headline": words.state_of(row, row.result).text,
+        "stamp": f"{row.state} {row.attempt}",  # when it changes, what staff see of its handling has
         "done": row.state not in (State.QUEUED, State.RUNNING),
     }
 

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from grader.assignment import Assignment
 from grader.models import Result, State, Submission
+from grader.submissions import Outlook, stages_of
+from grader.wording import about
 
-# what the pages call the worker's stages, in their order
-STEPS = (
-    ("queued", "Queue"),
-    ("preflight", "Preflight"),
-    ("numerics", "Numerics"),
-    ("memory", "Memory"),
-    ("audit", "Audit"),
-    ("done", "Report"),
-)
+# what the pages call the worker's stages, in the order in which they begin; several go on side by side
+STEPS = {
+    "queued": "Queue",
+    "preflight": "Load",
+    "compile": "Compile",
+    "numerics": "Numerics",
+    "audit": "Structure",
+    "memory": "Memory",
+    "speed": "Speed",
+    "report": "Report",
+}
 # stages that have no step of their own, and the step they belong to
-_WITHIN = {"starting": "preflight", "compile": "audit", "timing": "audit", "diagnosis": "audit"}
+_WITHIN = {
+    "starting": "preflight",
+    "scrub": "numerics",
+    "rivals": "speed",
+    "load": "speed",
+    "timing": "speed",
+    "plain-calls": "speed",
+    "diagnosis": "report",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,34 +90,71 @@ def state_of(submission: Submission, result: Result | None) -> Word:
 class Step:
     label: str
     status: str  # done | now | later
+    share: float | None = None  # of it that is done, where that is known and it is under way
+
+    @property
+    def percent(self) -> int | None:
+        return None if self.share is None else round(self.share * 100)
 
 
-def steps(submission: Submission) -> tuple[Step, ...]:
-    """The journey of a submission, for the row of steps on its page."""
-    names = [name for name, _ in STEPS]
+def steps(submission: Submission, assignment: Assignment | None = None) -> tuple[Step, ...]:
+    """The journey of a submission, for the row of steps on its page: only what its examination has.
+
+    Args:
+        assignment: None where its folder does not load.
+    """
+    left_out = {"memory"} if assignment and assignment.memory is None else set()
+    if not submission.device.startswith("cuda"):
+        left_out.add("speed")
+    names = [name for name in STEPS if name not in left_out]
     if submission.state is State.DONE:
-        at = len(names)
-    elif submission.state is State.RUNNING:
-        stage = submission.stage or "starting"
-        stage = _WITHIN.get(stage, stage)
-        at = names.index(stage) if stage in names else 1
-    else:
-        at = 0
-    return tuple(Step(label, "done" if i < at else "now" if i == at else "later") for i, (_, label) in enumerate(STEPS))
+        return tuple(Step(STEPS[name], "done") for name in names)
+    if submission.state is not State.RUNNING:
+        return tuple(Step(STEPS[name], "now" if name == "queued" else "later") for name in names)
+    shares = {"queued": 1.0}
+    for stage, share in stages_of(submission).items():
+        name = _WITHIN.get(stage, stage)
+        # of two stages within one step nobody knows which is longer: the step is not done before the next begins
+        shares[name] = share if stage == name else min(share, 0.99)
+    if len(shares) == 1:
+        shares["preflight"] = 0.0
+    elif set(shares) - {"queued", "preflight"}:
+        shares["preflight"] = 1.0
+    if "report" in shares:  # it begins when all others have ended
+        shares |= {name: 1.0 for name in shares if name != "report"}
+    return tuple(_step(name, shares.get(name)) for name in names)
 
 
-def live_line(submission: Submission, place: int | None, n_workers: int | None = None) -> str:
-    """One sentence about a submission that is on its way."""
+def _step(name: str, share: float | None) -> Step:
+    if share is None:
+        return Step(STEPS[name], "later")
+    return Step(STEPS[name], "done") if share >= 1 else Step(STEPS[name], "now", share or None)
+
+
+def live_line(
+    submission: Submission,
+    place: int | None,
+    outlook: Outlook | None = None,
+    assignment: Assignment | None = None,
+) -> str:
+    """One sentence about a submission that is on its way.
+
+    Args:
+        place: 1 for the next to be taken.
+        outlook: how busy its queue is; only for one that waits.
+    """
     if submission.state is State.QUEUED:
-        if n_workers == 0:
+        if outlook is not None and not outlook.n_workers:
             return "Queued. No worker is running just now; it will be graded as soon as one is."
+        wait_s = outlook.wait_s(place - 1) if outlook is not None and place else None
+        when = f", graded in {about(wait_s)}" if wait_s is not None else ""
         if place == 1:
-            return "Queued. Yours is the next to be graded."
-        return f"Queued. Yours is number {place} in line." if place else "Queued."
+            return f"Queued. Yours is next{when}."
+        return f"Queued. Yours is number {place} in line{when}." if place else "Queued."
     if submission.state is State.RUNNING:
-        label = next((step.label for step in steps(submission) if step.status == "now"), "")
-        part = f", {submission.fraction:.0%} of this step" if submission.fraction else ""
+        going = [step for step in steps(submission, assignment) if step.status == "now"]
+        parts = ", ".join(step.label.lower() + (f" {step.percent} %" if step.share else "") for step in going)
         again = f" This is attempt {submission.attempt}." if submission.attempt > 1 else ""
-        return f"Grading: {label.lower()}{part}.{again}"
+        return f"Grading: {parts}.{again}" if parts else f"Grading.{again}"
     word = _STATES.get(submission.state)
     return word.sentence if word else "Graded. The report is below."

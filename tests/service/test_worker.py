@@ -132,6 +132,25 @@ def test_a_long_examination_keeps_its_lease(school, make_grader, facts):
     assert state_of(school, accepted.submission_id).attempt == 1
 
 
+def test_stages_that_go_on_side_by_side_are_all_told_and_none_goes_back(school, make_grader, facts, monkeypatch):
+    seen = []
+
+    def examine(_assignment, _source, progress):
+        monkeypatch.setattr("workers.tasks.PROGRESS_EVERY_S", 60.0)
+        for stage, fraction in (("numerics", 0.5), ("memory", 0.25), ("numerics", 0.25)):
+            progress(stage, fraction)  # all but the first are held back
+        monkeypatch.setattr("workers.tasks.PROGRESS_EVERY_S", 0.0)
+        progress("memory", 0.5)
+        row = state_of(school, accepted.submission_id)
+        seen.append((row.stage, submissions.stages_of(row)))
+        return facts()
+
+    accepted = school.hand_in()
+    make_grader(examine).grade_waiting()
+    assert seen == [("memory", {"numerics": 0.5, "memory": 0.5})]
+    assert state_of(school, accepted.submission_id).stages is None
+
+
 def test_progress_and_worker_are_seen_while_it_examines(school, make_grader, facts):
     seen = []
 
@@ -139,6 +158,7 @@ def test_progress_and_worker_are_seen_while_it_examines(school, make_grader, fac
         progress("memory", 0.25)
         row = state_of(school, accepted.submission_id)
         worker = worker_of(school)
+        assert submissions.stages_of(row) == {"memory": 0.25}
         seen.append((row.stage, row.fraction, row.worker, worker.status, worker.submission_id))
         return facts()
 

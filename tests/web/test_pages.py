@@ -203,11 +203,11 @@ def test_the_page_follows_a_submission_to_its_report(campus: Campus) -> None:
     assert news()["line"] == "Queued. Yours is number 2 in line."
     ben = campus.claim()
     assert ben.submission_id == first
-    assert news()["line"] == "Queued. Yours is the next to be graded."
+    assert news()["line"] == "Queued. Yours is next."
     job = campus.claim()
-    assert news()["line"] == "Grading: preflight."
+    assert news()["line"] == "Grading: load."
     campus.progress(job, "numerics", 0.5)
-    assert news()["line"] == "Grading: numerics, 50% of this step."
+    assert news()["line"] == "Grading: numerics 50 %."
     assert 'data-events="' in client.get(path).text
     campus.record(job, stored("ok-block-pointers"))
     assert news()["done"] is True
@@ -226,7 +226,7 @@ def test_a_stream_tells_each_change_once_and_ends_with_the_report(
     with client.get(f"/submissions/{submission_id}/events", buffered=False) as answer:
         told = iter(answer.response)
         assert next(told) == b"retry: 1000\n\n"
-        assert b"Grading: preflight." in next(told)
+        assert b"Grading: load." in next(told)
         campus.progress(job, "memory")
         assert b"Grading: memory." in next(told)
         campus.record(job, stored("ok-block-pointers"))

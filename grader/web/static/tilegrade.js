@@ -32,22 +32,31 @@
     const line = panel.querySelector("[data-live-line]");
     const steps = panel.querySelector("[data-live-steps]");
     const report = document.getElementById("report");
-    const { events, status, fragment } = panel.dataset;
+    const { events, status, fragment, facts } = panel.dataset;
+    let { stamp } = panel.dataset;
     let over = false;
+
+    async function put(address, target) {
+      const answer = await fetch(address, { credentials: "same-origin" });
+      if (!answer.ok) { location.reload(); return false; }
+      target.innerHTML = await answer.text();
+      localTimes(target);
+      return true;
+    }
 
     async function show(news) {
       if (over) return;
       // a screen reader speaks what changes in this line, so it is left alone when nothing did
       if (line.textContent !== news.line) line.textContent = news.line;
-      steps.innerHTML = news.steps;
+      if (steps.innerHTML !== news.steps) steps.innerHTML = news.steps;
+      // staff also read how it was handled, and may act on it
+      if (facts && stamp !== news.stamp) {
+        stamp = news.stamp;
+        if (!await put(facts, document.getElementById("facts-now"))) return;
+      }
       if (!news.done) return;
-      // staff also read how it was handled, and may act on it now: their whole page is another one
-      if ("reload" in panel.dataset) { location.reload(); return; }
-      const answer = await fetch(fragment, { credentials: "same-origin" });
-      if (!answer.ok) { location.reload(); return; }
-      report.innerHTML = await answer.text();
+      if (!await put(fragment, report)) return;
       over = true;
-      localTimes(report);
       for (const part of document.querySelectorAll("[data-under-way]")) part.remove();
       document.title = document.title.replace(/^(#\d+) [^·]*·/, `$1 ${news.headline} ·`);
     }

@@ -32,10 +32,10 @@ def test_a_file_is_uploaded_followed_and_its_report_appears_without_reloading(
     assert pages.buttons() == ["Withdraw"]
     job = campus.claim()
     for stage, fraction, said in (
-        (None, None, "Grading: preflight."),
-        ("numerics", 0.25, "Grading: numerics, 25% of this step."),
+        (None, None, "Grading: load."),
+        ("numerics", 0.25, "Grading: numerics 25 %."),
         ("memory", None, "Grading: memory."),
-        ("audit", None, "Grading: audit."),
+        ("audit", None, "Grading: structure."),
     ):
         if stage:
             campus.progress(job, stage, fraction)
