@@ -336,10 +336,10 @@ def _refusals(assignment: Assignment, examination: Examination, right: bool) -> 
     calls = {call.op for call in examination.library_calls}
     if calls:
         found.append(Check(name="library-attention", ok=False, found=", ".join(sorted(calls)), allowed="none"))
-    if right and examination.same_without_launches:
-        names = listed(examination.same_without_launches)
+    if right and examination.right_without_launches:
+        names = listed(examination.right_without_launches)
         found.append(
-            Check(name="own-kernel", ok=False, found=f"{names} the same with no kernel run", allowed="computed by one")
+            Check(name="own-kernel", ok=False, found=f"{names} right with no kernel run", allowed="computed by one")
         )
     if audit is None:
         return tuple(found)

@@ -388,7 +388,7 @@ class Examination:
     entry: str | None = None  # the entry point that was used
     load_failure: Failure | None = None
     probes: tuple[ProbeRun, ...] = ()
-    same_without_launches: tuple[str, ...] | None = None  # outputs that no launch was needed for; None: not tried
+    right_without_launches: tuple[str, ...] | None = None  # outputs that needed no launch; None: not tried
     mistakes: tuple[MistakeMatch, ...] = ()
     memory: tuple[MemoryPoint, ...] = ()
     audit: Audit | None = None

@@ -80,7 +80,7 @@ class Numerics:
     entry: str | None = None
     probes: list[ProbeRun] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
-    same_without_launches: tuple[str, ...] | None = None
+    right_without_launches: tuple[str, ...] | None = None
     evidence: list[Evidence] = field(default_factory=list)
     stdout: bytes = b""
     stderr: bytes = b""
@@ -213,7 +213,7 @@ class Examiner:
             entry=numeric.entry,
             load_failure=numeric.load_failure,
             probes=tuple(numeric.probes),
-            same_without_launches=numeric.same_without_launches,
+            right_without_launches=numeric.right_without_launches,
             mistakes=mistakes,
             memory=tuple(audited.memory),
             audit=audited.audit,
@@ -277,7 +277,7 @@ class Examiner:
         return []
 
     def _look_without_launches(self, interview: Interview, arena: Arena, found: Numerics) -> None:
-        """Put one probe once more, with new values, while launches do nothing: the outputs must miss the kernels.
+        """Put one probe once more, with new values, while launches do nothing: a right answer is no kernel's then.
 
         After all other probes: a file may do anything with memory that no kernel wrote.
         """
@@ -289,25 +289,23 @@ class Examiner:
         if not right or self._left_s() <= 0:
             return
         case = right[self.seed % len(right)]
-        own = {output.name for output in self.assignment.outputs if output.own_kernel}
         laid = self._lay_out(arena, case, nth=2)
         slots = [slot for slot in laid.slots if not slot.gradient]
-        request = laid.request | {"upstream": None, "outputs": [slot.spec() for slot in slots]}
-        oracle = self.operation.oracle(laid.inputs, case.options or {})
-        outputs = {}
+        own = {output.name for output in self.assignment.outputs if output.own_kernel} - self.gradients
+        specs = {name: laid.specs[name] for name in sorted(own)}
+        request = laid.request | {"upstream": None, "outputs": [slot.spec() for slot in slots], "launches": "off"}
         try:
-            for launches in ("off", "on"):
-                arena.poison(slots)
-                interview.ask(request | {"launches": launches}, stage=case.name)
-                outputs[launches], _ = self._read(interview, arena, slots, interview.answer(self._call_s()), oracle)
+            interview.ask(request, stage=case.name)
+            expected = _Expected(self.operation, self.bench, laid.inputs, case)
+            student, said = self._read(interview, arena, slots, interview.answer(self._call_s()), expected.oracle)
+            runs = list(self._compare(student, said, expected, specs, case))
         except claims.ClaimError as exc:
             found.evidence.append(Evidence(kind="broken-protocol", message=_unreadable(exc, case.name).message))
         except CandidateFailedError:
-            found.same_without_launches = ()  # it needs what its kernels compute
+            found.right_without_launches = ()  # it needs what its kernels compute
         else:
-            off, on = outputs["off"], outputs["on"]
-            found.same_without_launches = tuple(
-                name for name in sorted(own & off.keys() & on.keys()) if _same_bits({name: off[name]}, {name: on[name]})
+            found.right_without_launches = tuple(
+                run.name for run in runs if run.rel_error is not None and run.rel_error <= run.limit
             )
 
     def _probe(self, interview: Interview, arena: Arena, case: Case) -> tuple[ProbeMeasured, Answer | None]:

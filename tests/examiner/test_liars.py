@@ -60,7 +60,7 @@ def test_who_answers_right_without_its_kernels_has_none(question):
         return [loaded(message) if message["op"] == "load" else result(message, softmax(message, arena))]
 
     found, grade = ask(question(), Liars(right))
-    assert found.same_without_launches == ("lse", "y")
+    assert found.right_without_launches == ("lse", "y")
     assert grade.verdict is Verdict.REFUSED
     assert grade.score.points == 0
 
@@ -207,7 +207,7 @@ def test_one_claim_repeated_is_read_once(question, monkeypatch):
     read = cpu.Arena.read
     monkeypatch.setattr(cpu.Arena, "read", lambda *given: reads.append(given) or read(*given))
     ask(question(), answering(lambda message, arena: [result(message, softmax(message, arena) * 30)]))
-    assert len(reads) == 2 * 4  # two outputs of the probe, of it without and with launches, and of both audited calls
+    assert len(reads) == 2 * 3  # two outputs of the probe and of both audited calls
 
 
 @pytest.mark.parametrize(
