@@ -21,7 +21,7 @@ from rich.console import Console
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from grader import accounts, boards, course, db, doctor, examining, judging, scaffold, submissions
+from grader import accounts, boards, course, db, devices, doctor, examining, judging, scaffold, submissions
 from grader import report as reports
 from grader.assignment import Assignment, load_assignment
 from grader.course import Catalog
@@ -30,7 +30,7 @@ from grader.errors import AssignmentError, GraderFault, UserError
 from grader.measurement import Examination
 from grader.models import Board, Course, CourseAssignment, Role, User
 from grader.queue import Doorbell, log_to_stderr, make_celery
-from grader.settings import DEVICES, Settings, known_variables
+from grader.settings import Settings, known_variables
 from grader.terminal import print_report
 from grader.verdicts import Grade
 from grader.wording import count, csv_table, in_words, one_line, plain
@@ -68,7 +68,7 @@ def cli() -> None:
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--assignment", "slug", required=True, help="Slug of the assignment, or its folder.")
-@click.option("--device", type=click.Choice(DEVICES), default="cpu", show_default=True)
+@click.option("--device", type=click.Choice(devices.KINDS), default="cpu", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the grade as one JSON object.")
 @click.option("--no-sandbox", is_flag=True, help="Run the file without isolation. Only for files you trust.")
 def grade(file: Path, slug: str, device: str, as_json: bool, no_sandbox: bool) -> None:
@@ -167,26 +167,44 @@ def check_assignment(slug: str, no_sandbox: bool) -> None:
 
 
 @cli.command()
-def up() -> None:
+@click.option("--device", type=click.Choice(devices.KINDS), help="What to grade with: one worker, or one for each GPU.")
+def up(device: str | None) -> None:
     """Run the whole service on this machine: web, worker, sweep and, unless one is set, a broker."""
     from grader import up as service
 
     settings = _settings()
+    settings = dataclasses.replace(settings, device=device or settings.device)
+    gpus = _gpus() if settings.device == "cuda" else []
     os.umask(0o077)  # students' files and the passwords' hashes are nobody else's business
     with service.only_one(settings):
         with _database(settings, current=False) as database:
             db.upgrade(database)
             with database.write() as session:
                 is_new = not course.has_courses(session)
-                logins = course.seed_demo(session, Catalog(settings.assignments_dir), now=_now()) if is_new else []
+                logins = (
+                    course.seed_demo(session, Catalog(settings.assignments_dir), device=settings.device, now=_now())
+                    if is_new
+                    else []
+                )
+                elsewhere = course.graded_elsewhere(session, settings.device)
         for one in logins:
             click.echo(f"demo {one.role.value}: user {one.name}, password {one.password}")
         if logins:
             command = sys.argv[0] if Path(sys.argv[0]).name == "tilegrade" else "tilegrade"
             click.echo(f"These passwords are shown this once; `{command} user passwd NAME` sets another one.")
-        click.echo("Starting. The worker needs a few seconds to warm up.")
+        for wanted, slugs in elsewhere.items():
+            click.echo(
+                f"{', '.join(slugs)}: set to be graded on {wanted}, which no worker of this service does. "
+                f"`tilegrade course assign COURSE SLUG --device {settings.device}` changes it."
+            )
+        click.echo(
+            f"Starting, with {len(gpus)} GPU{'s' if len(gpus) != 1 else ''}: {', '.join(gpus)}."
+            if gpus
+            else "Starting. The worker needs a few seconds to check this host and to warm up."
+        )
         service.run(
             settings,
+            gpus=gpus,
             say=click.echo,
             on_ready=lambda: click.echo(f"Tilegrade runs at http://{settings.host}:{settings.port} (Ctrl-C stops it)"),
         )
@@ -216,16 +234,59 @@ def web() -> None:
 
 
 @cli.command()
-@click.option("--device", type=click.Choice(DEVICES), help="What to grade with.")
-@click.option("--slot", type=click.IntRange(0), help="Number of this worker on this host.")
-@click.option("--check", is_flag=True, help="Exit 0 when that worker has reported itself of late, else 1.")
-def worker(device: str | None, slot: int | None, check: bool) -> None:
-    """Run one worker process. It replaces this one."""
-    options = [] if device is None else ["--device", device]
-    options += [] if slot is None else ["--slot", str(slot)]
-    options += ["--check"] if check else []
+@click.argument("what", type=click.Choice(["run", "check"]), default="run")
+@click.option("--device", type=click.Choice(devices.KINDS), help="What to grade with.")
+@click.option("--slot", type=click.IntRange(0), help="Number of this worker on this host; with cuda, of its GPU.")
+@click.option("--alive", is_flag=True, help="Exit 0 when that worker has reported itself of late, else 1.")
+@click.option("--json", "as_json", is_flag=True, help="With check: print one JSON object.")
+def worker(what: str, device: str | None, slot: int | None, alive: bool, as_json: bool) -> None:
+    """Run a worker, which replaces this process; with cuda and no --slot, one for each GPU.
+
+    `tilegrade worker check` tries what every worker tries at its start: whether this host contains a hostile file, and
+    whether its GPU is well. It says what was tried and what to do, and exits 1 when a worker would take no work.
+    """
+    settings = _settings()
+    settings = dataclasses.replace(
+        settings, device=device or settings.device, slot=settings.slot if slot is None else slot
+    )
+    if what == "check":
+        _check_host(settings, as_json=as_json)
+        return
+    options = ["--device", settings.device]
+    options += [] if settings.slot is None else ["--slot", str(settings.slot)]
+    if alive:
+        options.append("--alive")
+    elif settings.device == "cuda" and settings.slot is None:
+        from grader import up as service
+
+        log_to_stderr("workers")
+        service.run_workers(settings, _gpus(), say=lambda text: click.echo(text, err=True))
+        return
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "workers.tasks", *options])  # noqa: S606
+
+
+def _check_host(settings: Settings, *, as_json: bool) -> None:
+    found = examining.check_host(settings)
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    for one in [] if as_json else found["checks"]:
+        mark = "ok  " if one["ok"] else "FAIL" if one["needed"] else "less"
+        click.echo(f"{mark} {one['name']}: {one['tried']}: {one['found']}")
+        if one["remedy"]:
+            click.echo(f"     {one['remedy']}")
+    sys.exit(0 if found["ok"] else 1)
+
+
+def _gpus() -> list[str]:
+    """Names of this host's GPUs; empty, with a word about it, where none can be found."""
+    try:
+        return examining.gpus()
+    except (UserError, GraderFault) as exc:
+        click.echo(
+            f"{exc} A worker starts all the same: it takes no work, says so to staff, and looks again.", err=True
+        )
+        return []
 
 
 @cli.command()
@@ -388,10 +449,14 @@ class Moment(click.DateTime):
         return None if value == "none" else super().convert(value, param, ctx).replace(tzinfo=UTC)
 
 
+def _parse_device(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    return None if value is None else devices.parse(value)
+
+
 @course_group.command("assign")
 @click.argument("course_slug")
 @click.argument("slugs", nargs=-1, required=True)
-@click.option("--device", type=click.Choice(DEVICES), help="What grades it; cpu for a new one.")
+@click.option("--device", callback=_parse_device, help="What grades it: cpu, cuda, or e.g. cuda:h200. A new one: cpu.")
 @click.option("--deadline", type=Moment(), help="UTC; overrides the folder's. none: the folder's stands.")
 @click.option("--opens-at", type=Moment(), help="UTC. none: at once.")
 @click.option("--late-days", type=click.IntRange(0, 365), help="Days after the deadline in which it is still taken.")

@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
 
-from grader import accounts
+from grader import accounts, devices
 from grader.assignment import SLUG, Assignment, load_assignment
 from grader.deadlines import Window
 from grader.errors import AssignmentError, UserError
@@ -214,6 +214,17 @@ def assignments_of(session: Session, course_id: int) -> list[CourseAssignment]:
     )
 
 
+def graded_elsewhere(session: Session, device: str) -> dict[str, list[str]]:
+    """Slugs of assignments set to be graded on something else than a device, by what that is."""
+    found: dict[str, list[str]] = {}
+    for wanted, slug in session.execute(
+        select(CourseAssignment.device, CourseAssignment.slug).distinct().order_by(CourseAssignment.slug)
+    ):
+        if devices.kind_of(wanted) != device:
+            found.setdefault(wanted, []).append(slug)
+    return found
+
+
 def assignment_in(session: Session, *, course_slug: str, slug: str) -> CourseAssignment | None:
     """The assignment of that slug in the course of that slug, with `course` loaded."""
     return session.scalars(
@@ -302,7 +313,7 @@ class DemoLogin:
 _DEMO_ORDER = ("fused-bias-dropout-layernorm", "online-softmax", "flash-attention-forward", "flash-attention")
 
 
-def seed_demo(session: Session, catalog: Catalog, *, now: datetime) -> list[DemoLogin]:
+def seed_demo(session: Session, catalog: Catalog, *, device: str = "cpu", now: datetime) -> list[DemoLogin]:
     """Create the demo course with every assignment that loads, a student and an instructor. Empty when it is there."""
     if find_course(session, "demo") is not None:
         return []
@@ -314,7 +325,7 @@ def seed_demo(session: Session, catalog: Catalog, *, now: datetime) -> list[Demo
             catalog.load(slug)
         except AssignmentError:
             continue  # `tilegrade assignment check` and the staff pages say what is wrong with it
-        set_assignment(session, course_id=course.id, slug=slug)
+        set_assignment(session, course_id=course.id, slug=slug, device=device)
     logins = []
     for name, role in (("student", Role.STUDENT), ("instructor", Role.INSTRUCTOR)):
         password = accounts.random_password()

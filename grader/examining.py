@@ -14,6 +14,7 @@ from typing import Any
 from grader import measurement
 from grader.errors import AssignmentError, GraderFault, UserError
 from grader.measurement import Examination
+from grader.settings import Settings, check_flags
 
 MAX_ANSWER_BYTES = 64 << 20
 Progress = Callable[[str, float], None]
@@ -47,6 +48,25 @@ def reference_source(operation: str) -> str:
 def known_mistakes(operation: str) -> list[dict[str, str]]:
     """The bank of an operation: `label`, `step` and `hint` of each."""
     return list(ask_workers("mistakes", operation)["mistakes"])
+
+
+def check_host(settings: Settings) -> dict[str, Any]:
+    """Try whether this host may grade, as a worker with these settings does at its start, and its pools beside.
+
+    Returns:
+        `ok`, `host`, and `checks`: of each `name`, `ok`, `tried`, `found`, `remedy` and `needed`.
+    """
+    folders = sorted(path.parent for path in settings.assignments_dir.glob("*/assignment.toml"))
+    return ask_workers(
+        "check",
+        *check_flags(settings),
+        *(["--pools", str(folders[0])] if folders else []),
+    )
+
+
+def gpus() -> list[str]:
+    """Names of this host's GPUs. Raises UserError where none can be found; the text says why."""
+    return [str(card["name"]) for card in ask_workers("gpus")["gpus"]]
 
 
 def ask_workers(*arguments: str, on_progress: Progress = lambda _stage, _fraction: None) -> dict[str, Any]:
@@ -97,6 +117,6 @@ def _answer(text: bytes, status: int, said: str) -> dict[str, Any]:
             raise UserError("Grading needs torch and triton: pip install 'tilegrade[worker]'.")
         raise GraderFault(f"the examiner ended with status {status} and no answer; it said:\n{said[-4000:].strip()}")
     if "error" in answer:
-        kind = AssignmentError if answer["error"].get("kind") == "AssignmentError" else UserError
-        raise kind(str(answer["error"].get("message")))
+        kinds = {kind.__name__: kind for kind in (AssignmentError, GraderFault)}
+        raise kinds.get(answer["error"].get("kind"), UserError)(str(answer["error"].get("message")))
     return answer

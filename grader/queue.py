@@ -14,7 +14,8 @@ from celery import Celery, signals
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from grader.settings import DEVICES, Settings
+from grader import devices
+from grader.settings import Settings
 
 GRADE = "tilegrade.grade"
 SWEEP = "tilegrade.sweep"
@@ -53,10 +54,9 @@ def make_celery(settings: Settings) -> Celery:
         worker_redirect_stdouts=False,
         enable_utc=True,
         timezone="UTC",
-        task_default_queue=DEVICES[0],
+        task_default_queue=devices.KINDS[0],
         task_create_missing_queues=False,
-        # an exchange each: with a shared one every bell would ring everywhere
-        task_queues=[Queue(name, Exchange(name), routing_key=name) for name in (*DEVICES, SWEEP_QUEUE)],
+        task_queues=[queue_of(name) for name in dict.fromkeys((*devices.KINDS, *heard_by(settings)))],
         beat_schedule={
             "sweep": {
                 "task": SWEEP,
@@ -69,6 +69,17 @@ def make_celery(settings: Settings) -> Celery:
         beat_scheduler="celery.beat:Scheduler",
     )
     return app
+
+
+def queue_of(name: str) -> Queue:
+    """The queue of one device's bells, or of the sweep's."""
+    # an exchange each: with a shared one every bell would ring everywhere
+    return Queue(name, Exchange(name), routing_key=name)
+
+
+def heard_by(settings: Settings) -> tuple[str, ...]:
+    """Names of the queues that a worker listens to."""
+    return (*devices.served_by(settings.device), SWEEP_QUEUE)
 
 
 def log_to_stderr(name: str) -> None:
@@ -125,4 +136,6 @@ class Doorbell:
         with connection:
             connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=RING_TIMEOUT_S)
             with self._app.amqp.Producer(connection) as producer:
-                self._app.send_task(GRADE, queue=device, producer=producer, retry=False, expires=VISIBILITY_TIMEOUT_S)
+                self._app.send_task(
+                    GRADE, queue=queue_of(device), producer=producer, retry=False, expires=VISIBILITY_TIMEOUT_S
+                )

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from grader import devices
 from grader.errors import UserError
 
 PREFIX = "TILEGRADE_"
-DEVICES = ("cpu", "cuda")
 _ROOT = Path(__file__).resolve().parent.parent
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 108 with the closing NUL, and Valkey adds a suffix
@@ -50,7 +50,8 @@ class Settings:
     login_window_s: float = 900.0
 
     device: str = "cpu"  # what a worker of this process grades with
-    slot: int = 0  # one worker process per slot; names the sandbox's uid
+    slot: int | None = None  # number of this worker on its host, of its GPU with `cuda`; None: 0, or one for each GPU
+    recheck_s: float = 60.0  # a worker whose host failed its check looks again at least so often
     lease_s: float = 30.0
     heartbeat_s: float = 5.0
     sweep_every_s: float = 10.0
@@ -91,8 +92,9 @@ class Settings:
                 "LOGIN_FAILURES_PER_ADDRESS", cls.login_failures_per_address, least=1
             ),
             login_window_s=env.number("LOGIN_WINDOW_S", cls.login_window_s),
-            device=env.choice("DEVICE", DEVICES, cls.device),
-            slot=env.integer("SLOT", cls.slot),
+            device=env.choice("DEVICE", devices.KINDS, cls.device),
+            slot=env.optional_integer("SLOT"),
+            recheck_s=env.number("RECHECK_S", cls.recheck_s),
             lease_s=env.number("LEASE_S", cls.lease_s),
             heartbeat_s=env.number("HEARTBEAT_S", cls.heartbeat_s),
             sweep_every_s=env.number("SWEEP_EVERY_S", cls.sweep_every_s),
@@ -140,6 +142,15 @@ class Settings:
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+def check_flags(settings: Settings) -> list[str]:
+    """What `python -m workers check` must know of an installation."""
+    flags = ["--device", devices.kind_of(settings.device), "--gpu", str(settings.slot or 0)]
+    flags += ["--allow-reduced"] if settings.allow_reduced_sandbox else []
+    for path in (settings.data_dir, settings.assignments_dir):
+        flags += ["--hidden", str(path)]
+    return flags
+
+
 def known_variables() -> list[str]:
     """Every variable that `Settings.from_env` reads."""
     env = _Environment({})
@@ -179,6 +190,9 @@ class _Environment:
         if not value.isascii() or not value.isdigit() or int(value) < least:
             raise UserError(f"{PREFIX}{name} is {value!r}; it must be a whole number of at least {least}.")
         return int(value)
+
+    def optional_integer(self, name: str) -> int | None:
+        return self.integer(name, 0) if self.text(name, "") else None
 
     def number(self, name: str, default: float) -> float:
         value = self.text(name, str(default))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -12,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,7 @@ class Child:
 
     name: str
     arguments: list[str]
-    log: Path
+    log: Path | None = None  # None: writes where we do
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0  # monotonic
     start_at: float = 0.0  # monotonic; not before
@@ -81,13 +82,14 @@ class Supervisor:
                 child.process.wait()
 
     def _start(self, child: Child, now: float) -> None:
-        _trim(child.log)
-        with child.log.open("ab") as log:
+        if child.log is not None:
+            _trim(child.log)
+        with child.log.open("ab") if child.log is not None else contextlib.nullcontext() as log:
             child.process = subprocess.Popen(
                 child.arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=subprocess.STDOUT,
+                stderr=None if log is None else subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for us; we tell them in order
                 preexec_fn=self._die_with_parent,  # safe: this process has one thread
             )
@@ -101,8 +103,8 @@ class Supervisor:
         delay_s = restart_delay_s(child.deaths)
         child.start_at = now + delay_s
         if not self.stopping:
-            last = _last_line(child.log)
-            self.say(f"{child.name} ended with status {status}, again in {delay_s:g} s; {child.log} ends: {last}")
+            end = f"; {child.log} ends: {_last_line(child.log)}" if child.log is not None else ""
+            self.say(f"{child.name} ended with status {status}, again in {delay_s:g} s{end}")
 
     def _die_with_parent(self) -> None:
         # whatever happens to us, nothing of ours keeps the port or the socket
@@ -114,14 +116,22 @@ def restart_delay_s(deaths: int) -> float:
     return min(0.5 * 2.0 ** min(deaths - 1, 10), MAX_RESTART_DELAY_S)
 
 
-def service_children(settings: Settings) -> list[Child]:
-    """The processes of the embedded service, in the order in which they are started."""
+def worker_commands(settings: Settings, gpus: Sequence[str]) -> dict[str, list[str]]:
+    """One worker for each GPU, by name; one alone on CPUs, where none was found, or for the slot that was set."""
+    command = [sys.executable, "-m", "workers.tasks", "--device", settings.device]
+    if settings.device == "cpu" or settings.slot is not None:
+        return {"worker": command}
+    return {f"worker-{slot}": [*command, "--slot", str(slot)] for slot in range(max(1, len(gpus)))}
+
+
+def service_children(settings: Settings, gpus: Sequence[str] = ()) -> list[Child]:
+    """The processes of the embedded service, in the order in which they are started. `gpus`: names of those found."""
     log_dir = settings.data_dir / "log"
     log_dir.mkdir(mode=0o700, exist_ok=True)
     tilegrade = [sys.executable, "-m", "grader.cli"]
     commands = {
         "web": [*tilegrade, "web"],
-        "worker": [sys.executable, "-m", "workers.tasks"],
+        **worker_commands(settings, gpus),
         "beat": [*tilegrade, "beat"],
     }
     if settings.embedded_broker:
@@ -129,9 +139,35 @@ def service_children(settings: Settings) -> list[Child]:
     return [Child(name=name, arguments=arguments, log=log_dir / f"{name}.log") for name, arguments in commands.items()]
 
 
-def run(settings: Settings, *, say: Callable[[str], None], on_ready: Callable[[], None]) -> None:
+def run(
+    settings: Settings, *, gpus: Sequence[str] = (), say: Callable[[str], None], on_ready: Callable[[], None]
+) -> None:
     """Run the service until TERM, INT or HUP, within `only_one`. The database is migrated already."""
-    supervisor = Supervisor(children=service_children(settings), say=say)
+    ready, give_up_at = False, time.monotonic() + READY_WITHIN_S
+
+    def look_at_the_web() -> None:
+        nonlocal ready, give_up_at
+        if not ready and _answers(settings):
+            ready = True
+            on_ready()
+        elif not ready and time.monotonic() > give_up_at:
+            give_up_at = float("inf")
+            say(f"the web server does not answer yet; see {settings.data_dir / 'log' / 'web.log'}")
+
+    keep_running(service_children(settings, gpus), say=say, meanwhile=look_at_the_web)
+
+
+def run_workers(settings: Settings, gpus: Sequence[str], *, say: Callable[[str], None]) -> None:
+    """Run one worker for each GPU, and nothing else, until TERM, INT or HUP. They write where we do."""
+    commands = worker_commands(settings, gpus)
+    keep_running([Child(name=name, arguments=arguments) for name, arguments in commands.items()], say=say)
+
+
+def keep_running(
+    children: list[Child], *, say: Callable[[str], None], meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Start processes, and start again those that end, until TERM, INT or HUP. Calls `meanwhile` often."""
+    supervisor = Supervisor(children=children, say=say)
     stop = False
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -139,16 +175,10 @@ def run(settings: Settings, *, say: Callable[[str], None], on_ready: Callable[[]
         stop = True
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    ready, give_up_at = False, time.monotonic() + READY_WITHIN_S
     try:
         while not stop:
             supervisor.look_after()
-            if not ready and _answers(settings):
-                ready = True
-                on_ready()
-            elif not ready and time.monotonic() > give_up_at:
-                give_up_at = float("inf")
-                say(f"the web server does not answer yet; see {settings.data_dir / 'log' / 'web.log'}")
+            meanwhile()
             time.sleep(0.2)
         say("stopping")
     finally:

@@ -7,6 +7,7 @@ examined; progress goes to standard error, one JSON object a line.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -31,6 +32,14 @@ def main(argv: list[str] | None = None) -> int:
     kernel.add_argument("operation")
     mistakes = commands.add_parser("mistakes", help="the known mistakes of an operation")
     mistakes.add_argument("operation")
+    commands.add_parser("gpus", help="the GPUs of this host")
+    check = commands.add_parser("check", help="try whether this host may grade")
+    check.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    check.add_argument("--gpu", type=int, default=0, help="number of the GPU")
+    check.add_argument("--in-use", action="store_true", help="a worker of ours is on that GPU")
+    check.add_argument("--allow-reduced", action="store_true", help="walls that few hosts can build may be missing")
+    check.add_argument("--hidden", action="append", default=[], help="a path that no candidate may read")
+    check.add_argument("--pools", type=Path, help="an assignment's folder: start one candidate of every kind for it")
     arguments = parser.parse_args(argv)
     try:
         answer = _COMMANDS[arguments.command](arguments)
@@ -111,7 +120,35 @@ def _print_progress(stage: str, fraction: float) -> None:
     print(json.dumps({"stage": stage, "fraction": round(fraction, 3)}), file=sys.stderr, flush=True)
 
 
-_COMMANDS = {"grade": _grade, "reference": _reference, "mistakes": _mistakes}
+def _gpus(_arguments: argparse.Namespace) -> dict[str, Any]:
+    from workers.devices import nvml
+
+    try:
+        found = nvml.cards(nvml.visible_devices())
+    except nvml.NvmlError as exc:
+        raise UserError(f"No GPU can be found: {exc}.") from None
+    return {"gpus": [dataclasses.asdict(card) for card in found]}
+
+
+def _check(arguments: argparse.Namespace) -> dict[str, Any]:
+    from workers import selfcheck
+
+    on_gpu = arguments.device == "cuda"
+    checks = selfcheck.check_sandbox(gpu=False, allow_reduced=arguments.allow_reduced, hidden=arguments.hidden)
+    if on_gpu:
+        from workers import health
+        from workers.devices import nvml
+
+        checks += health.check_gpu(arguments.gpu, visible=nvml.visible_devices(), in_use=arguments.in_use)
+        if not selfcheck.why_not(checks):
+            checks += selfcheck.check_sandbox(gpu=True, allow_reduced=arguments.allow_reduced, hidden=arguments.hidden)
+    if arguments.pools is not None and not selfcheck.why_not(checks):
+        limits = load_assignment(arguments.pools).limits
+        checks += selfcheck.check_pools(selfcheck.pools_of(arguments.device, limits))
+    return selfcheck.to_json(checks)
+
+
+_COMMANDS = {"grade": _grade, "reference": _reference, "mistakes": _mistakes, "gpus": _gpus, "check": _check}
 
 if __name__ == "__main__":
     sys.exit(main())

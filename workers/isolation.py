@@ -37,9 +37,11 @@ APP_FILES = (
     "devices/__init__.py",
     "devices/cpu_candidate.py",
     "devices/cuda_candidate.py",
+    "devices/replaying.py",
     "entry.py",
     "interpreter.py",
     "protocol.py",
+    "record.py",
     "storages.py",
 )
 

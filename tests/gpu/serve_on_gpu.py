@@ -186,7 +186,8 @@ class LockWatch:
             now = time.time()
             if now - looked_at > 2:
                 looked_at = now
-                paths = [*Path(tempfile.gettempdir()).glob("tilegrade-*.lock"), *Path("/run/tilegrade").glob("gpu*")]
+                folders = (Path(tempfile.gettempdir()), Path("/run/tilegrade"))
+                paths = [path for folder in folders for path in folder.glob("tilegrade-*.lock")]
                 inodes = {path.stat().st_ino for path in paths if path.is_file()}
             held = any(self._is_holder(line, inodes) for line in Path("/proc/locks").read_text().splitlines())
             if held and since is None:

@@ -16,9 +16,10 @@ import pytest
 import redis
 
 from grader import submissions
+from grader.devices import KINDS
 from grader.models import State, Submission
 from grader.queue import GRADE, SWEEP, Doorbell, make_celery
-from grader.settings import DEVICES, Settings
+from grader.settings import Settings
 
 pytestmark = pytest.mark.slow
 # what these are about does not depend on the database
@@ -178,7 +179,7 @@ def test_a_worker_that_is_told_to_stop_loses_no_attempt(real_time, look, ring, s
 @on_sqlite
 def test_a_bell_for_one_device_rings_there_alone(ring, messages):
     assert ring("cuda")
-    assert {name: messages.llen(name) for name in (*DEVICES, "sweep")} == {"cpu": 0, "cuda": 1, "sweep": 0}
+    assert {name: messages.llen(name) for name in (*KINDS, "sweep")} == {"cpu": 0, "cuda": 1, "sweep": 0}
 
 
 @on_sqlite

@@ -123,7 +123,9 @@ def children_of(pid):
         with contextlib.suppress(OSError):
             if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
                 name = stat.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                found[name.split()[-1]] = int(stat.parent.name)
+                words = name.split()
+                # python -m workers.tasks --device cpu, or python -m grader.cli web
+                found[words[-1] if words[2] == "grader.cli" else words[2]] = int(stat.parent.name)
     return found
 
 
