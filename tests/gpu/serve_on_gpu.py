@@ -65,7 +65,7 @@ class Service:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.env = os.environ | {
-            "PYTHONPATH": str(PROJECT),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH")))),
             "TILEGRADE_DATA": str(self.folder / "data"),
             "TILEGRADE_PORT": str(self.port),
             "TILEGRADE_DEVICE": device,
