@@ -207,7 +207,7 @@ def _bench(limits: Limits, *, audit: bool = True, ahead: bool = True, isolation:
         )
 
 
-def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
+def _grade(assignment: Assignment, file: Path, bench: _Bench, *, whole: Path | None = None) -> dict[str, Any]:
     record = GpuRecord()
     began = time.monotonic()
     examination = examine_on_gpu(
@@ -241,6 +241,8 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench) -> dict[str, Any]:
         "races": [],
         "gpu": to_json(examination.gpu),
     }
+    if whole is not None:
+        whole.write_text(json.dumps(to_json(examination)))
     for size, race in record.races:
         found["races"].append(
             {
@@ -386,7 +388,8 @@ def grade(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for name in files:
             time.sleep(3.0)  # a warm worker has candidates ready when the next hand-in comes
             try:
-                found = _grade(_assignment(name.split("/")[0]), CORPUS / name, bench)
+                whole = arguments.out / f"examination-{name.replace('/', '-').removesuffix('.py')}.json"
+                found = _grade(_assignment(name.split("/")[0]), CORPUS / name, bench, whole=whole)
             except Exception:
                 traceback.print_exc()
                 continue

@@ -72,14 +72,21 @@ class FakeGpu:
 
 
 class Allocator:
-    """Hands out the same addresses again once they are free, lowest first, as a caching allocator does."""
+    """Hands out the same addresses again once they are free, lowest first, as a caching allocator does.
 
-    def __init__(self, size_bytes, n_blocks):
+    The first `n_restless` times it takes memory that nobody has used yet, as one does that adds a segment.
+    """
+
+    def __init__(self, size_bytes, n_blocks, *, n_restless=0):
         self._blocks = [torch.zeros(size_bytes, dtype=torch.uint8) for _ in range(n_blocks)]
         self._free = set(range(n_blocks))
+        self._used = set()
+        self._n_restless = n_restless
 
     def empty(self, shape, dtype=torch.float32):
-        at = min(self._free)
+        at = min(self._free - self._used) if self._n_restless else min(self._free)
+        self._n_restless = max(0, self._n_restless - 1)
+        self._used.add(at)
         self._free.discard(at)
         count = torch.Size(shape).numel() * dtype.itemsize
         tensor = self._blocks[at][:count].view(dtype).view(shape)
@@ -87,7 +94,7 @@ class Allocator:
         return tensor
 
     def segments(self):
-        return [[block.data_ptr(), block.nbytes, "11" * 64] for block in self._blocks]
+        return [[self._blocks[at].data_ptr(), self._blocks[at].nbytes, "11" * 64] for at in sorted(self._used)]
 
 
 class Event:

@@ -31,8 +31,8 @@ class Track:
         self.gpu = FakeGpu(self.clock)
         self.monkeypatch = monkeypatch
 
-    def rival(self, name, *, ms, call=None):
-        allocator = Allocator(2 * 64 * 16 * 4, 80)
+    def rival(self, name, *, ms, call=None, n_restless=0):
+        allocator = Allocator(2 * 64 * 16 * 4, 80 + n_restless, n_restless=n_restless)
 
         def honest(q, k, v, is_causal):
             self.clock.pass_ms(ms)
@@ -81,6 +81,20 @@ def test_an_honest_file_gets_its_time_and_its_ratio(track):
     assert not found.noisy
     assert not race.evidence
     assert race.row_errors["o"] < 1e-6
+
+
+@pytest.mark.parametrize("n_restless", [0, 2, 4, 6, 10, 14, 20, 31])
+@pytest.mark.parametrize("name", ["student", "naive", "reference"])
+def test_memory_that_moves_before_it_settles_costs_no_time_and_voids_nothing(track, name, n_restless):
+    times_ms = {"student": 6.0, "naive": 30.0, "reference": 3.0}
+    rivals = {
+        one: track.rival(one, ms=ms, n_restless=n_restless if one == name else 0) for one, ms in times_ms.items()
+    }
+    watch = track.stopwatch()
+    race = watch.race(SIZE, rivals["student"], [rivals["naive"], rivals["reference"]], budget_s=100.0, headline=True)
+    for one, ms in times_ms.items():
+        assert watch.per_call(race, one) == pytest.approx([ms] * len(race.times_ms[one]), rel=0.01)
+    assert not race.evidence
 
 
 def test_nobody_runs_while_inputs_are_written_or_others_are_timed(track, monkeypatch):
@@ -328,9 +342,13 @@ def test_events_that_tell_another_story_than_the_clock_are_for_staff_to_see(trac
 
 def test_memory_is_unmapped_at_the_end(track):
     student = track.rival("student", ms=24.0)
-    track.race(student, headline=False)
+    others = [track.rival("naive", ms=120.0), track.rival("reference", ms=12.0)]
+    track.race(student, *others, headline=False)
     student.close()
-    assert len(track.gpu.mapped) == 2 * 3 * 80  # what the two others mapped
+    assert sorted(track.gpu.mapped) == sorted(start for other in others for start in other._starts)
+    for other in others:
+        other.close()
+    assert track.gpu.mapped == []
 
 
 @pytest.mark.parametrize(
