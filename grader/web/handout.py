@@ -66,6 +66,8 @@ def render_handout(text: str, title: str = "") -> Markup:
         _markdown().render(text),
         tags=set(_TAGS),
         attributes=_ATTRIBUTES,
+        # on a narrow screen these scroll sideways, which a keyboard can do only where the focus can go
+        set_tag_attribute_values={"pre": {"tabindex": "0"}, "table": {"tabindex": "0"}},
         url_schemes={"http", "https", "mailto"},
         link_rel="noopener noreferrer",
     )

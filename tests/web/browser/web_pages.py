@@ -15,12 +15,14 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 from waitress.server import create_server
-from web_campus import COURSE, ROOT, SLUG
+from web_campus import COURSE, PASSWORD, ROOT, SLUG
 
 from grader.web import SERVER_OPTIONS
 
 SHOTS = ROOT / "artifacts" / "screenshots"
 WAIT_S = 15.0
+
+Tour = dict[str, dict[str, str]]  # by person, then by the name of the picture: the path of a page
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,19 @@ class Pages:
         """Forget who was logged in; cookies are deleted of the page that is open."""
         self.open("/health")
         self.driver.delete_all_cookies()
+
+
+def visit(pages: Pages, tour: Tour) -> Iterator[str]:
+    """Opens page after page; yields the name of the one that is open."""
+    for person, paths in tour.items():
+        if person:
+            pages.log_in(person, PASSWORD)
+        for name, path in paths.items():
+            pages.open(path)
+            yield name
+        pages.open("/")
+        if person:
+            pages.log_out()
 
 
 @contextmanager
