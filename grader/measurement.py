@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -315,6 +317,29 @@ class LargeCall:
     failure: Failure | None = None
 
 
+class ReplayOutcome(enum.StrEnum):
+    """What came of running a hand-in's compiled kernels without its Python."""
+
+    AGREES = "agrees"  # outputs are right on fresh inputs, in about the graded time
+    DIFFERS = "differs"  # outputs are not right: something else than these kernels made them
+    SLOWER = "slower"  # outputs are right, and the graded time is less than the kernels need
+    NOT_REPLAYABLE = "not-replayable"  # nothing follows from it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """The recorded kernels of one call, launched by a process that never saw the student's file."""
+
+    outcome: ReplayOutcome
+    axes: dict[str, int]
+    detail: str = ""  # why; hostile text
+    n_launches: int = 0
+    torch_ops: tuple[str, ...] = ()  # done again beside the launches
+    left_out: tuple[str, ...] = ()  # torch operations that were not: the assignment does not allow them there
+    time_ms: float | None = None  # of a call, by the examiner's clock
+    ratio: float | None = None  # naive to replayed, as the graded ratio is naive to the file's
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
     """What a GPU was measured to do at best: the highest rate of each kind."""
@@ -398,6 +423,7 @@ class Examination:
     gpu: GpuFacts | None = None
     device_fault: DeviceFault | None = None
     large_calls: tuple[LargeCall, ...] = ()
+    replay: Replay | None = None
     evidence: tuple[Evidence, ...] = ()
     stages: tuple[Stage, ...] = ()
     stdout: str = ""  # bounded; hostile text
@@ -444,58 +470,120 @@ def loads(text: str) -> Examination:
 
 def from_json(kind: type[T], data: Any) -> T:
     """Build `kind` from what `to_json` made of it. Raises ValueError when a value does not fit its field."""
-    return typing.cast(T, _build(kind, data, kind.__name__))
+    try:
+        return typing.cast(T, _reader(typing.cast(Any, kind))(data))
+    except _MisfitError as misfit:
+        raise ValueError(f"{kind.__name__}{misfit.where}: {misfit}") from None
 
 
-def _build(kind: Any, data: Any, where: str) -> Any:
+class _MisfitError(ValueError):
+    """A value that does not fit. `where` is put together on the way out, so that what fits pays nothing for it."""
+
+    where = ""
+
+
+def _misfit(wanted: str, data: Any) -> _MisfitError:
+    return _MisfitError(f"expected {wanted}, found {type(data).__name__}")
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """The function that reads one kind of value; reports with error maps have ten thousands of numbers."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return _build_union(args, data, where)
+        return _union_reader(args)
     if origin is tuple:
-        return tuple(_build(args[0], item, f"{where}[{i}]") for i, item in enumerate(_expect(list, data, where)))
+        return _tuple_reader(_reader(args[0]))
     if origin is dict:
-        return {key: _build(args[1], item, f"{where}.{key}") for key, item in _expect(dict, data, where).items()}
+        return _dict_reader(_reader(args[1]))
     if dataclasses.is_dataclass(kind):
-        return _build_dataclass(typing.cast(type, kind), _expect(dict, data, where), where)
+        return _dataclass_reader(typing.cast(type, kind))
     if issubclass(kind, enum.Enum):
-        return kind(data)
-    return _expect(kind, data, where)
+        return typing.cast(Callable[[Any], Any], kind)
+    return _float if kind is float else _plain_reader(kind)
 
 
-def _build_dataclass(kind: type, data: dict[str, Any], where: str) -> Any:
-    hints = _hints(kind)
-    values = {name: _build(hints[name], item, f"{where}.{name}") for name, item in data.items() if name in hints}
-    try:
-        return kind(**values)
-    except TypeError as exc:
-        raise ValueError(f"{where}: {exc}") from None
-
-
-def _expect(kind: type, data: Any, where: str) -> Any:
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+def _float(data: Any) -> float:
+    if type(data) is float:
+        return data
+    if type(data) is int:
         return float(data)
-    if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
-        raise ValueError(f"{where}: expected {kind.__name__}, found {type(data).__name__}")
-    return data
+    raise _misfit("float", data)
 
 
-def _build_union(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
-    if data is None and type(None) in kinds:
-        return None
-    kinds = tuple(kind for kind in kinds if kind is not type(None))
-    if len(kinds) > 1:
-        by_name = {kind.__name__: kind for kind in kinds}
-        tag = data.get("type") if isinstance(data, dict) else None
-        if tag not in by_name:
-            raise ValueError(f"{where}: expected one of {sorted(by_name)}")
-        return _build(by_name[tag], data, where)
-    return _build(kinds[0], data, where)
+def _plain_reader(kind: type) -> Callable[[Any], Any]:
+    def read(data: Any) -> Any:
+        if type(data) is not kind:  # so True is no int
+            raise _misfit(kind.__name__, data)
+        return data
+
+    return read
 
 
-_hints_of: dict[type, dict[str, Any]] = {}
+def _tuple_reader(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(data: Any) -> Any:
+        if type(data) is not list:
+            raise _misfit("list", data)
+        found: list[Any] = []
+        try:
+            for one in data:
+                found.append(item(one))  # its length says where it stopped
+        except _MisfitError as misfit:
+            misfit.where = f"[{len(found)}]{misfit.where}"
+            raise
+        return tuple(found)
+
+    return read
 
 
-def _hints(kind: type) -> dict[str, Any]:
-    if kind not in _hints_of:
-        _hints_of[kind] = typing.get_type_hints(kind)
-    return _hints_of[kind]
+def _dict_reader(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(data: Any) -> Any:
+        if type(data) is not dict:
+            raise _misfit("dict", data)
+        return {key: _field(item, key, value) for key, value in data.items()}
+
+    return read
+
+
+def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
+    # a dataclass may hold its own kind, so its fields' readers are looked up when one is first read
+    fields: dict[str, Callable[[Any], Any]] = {}
+
+    def read(data: Any) -> Any:
+        if type(data) is not dict:
+            raise _misfit("dict", data)
+        if not fields:
+            fields.update({name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()})
+        values = {name: _field(fields[name], name, value) for name, value in data.items() if name in fields}
+        try:
+            return kind(**values)
+        except TypeError as exc:
+            raise _MisfitError(str(exc)) from None
+
+    return read
+
+
+def _field(read: Callable[[Any], Any], name: str, value: Any) -> Any:
+    try:
+        return read(value)
+    except _MisfitError as misfit:
+        misfit.where = f".{name}{misfit.where}"
+        raise
+
+
+def _union_reader(args: tuple[Any, ...]) -> Callable[[Any], Any]:
+    kinds = {kind.__name__: _reader(kind) for kind in args if kind is not types.NoneType}
+    optional = types.NoneType in args
+    if len(kinds) == 1:
+        (only,) = kinds.values()
+        return (lambda data: None if data is None else only(data)) if optional else only
+
+    def read(data: Any) -> Any:
+        if data is None and optional:
+            return None
+        tag = data.get("type") if type(data) is dict else None
+        if tag not in kinds:
+            raise _MisfitError(f"expected one of {sorted(kinds)}")
+        return kinds[tag](data)
+
+    return read
