@@ -8,7 +8,7 @@ COPY grader grader
 COPY workers workers
 COPY reference reference
 COPY migrations migrations
-RUN pip install --no-cache-dir --disable-pip-version-check .
+RUN pip install --no-cache-dir --disable-pip-version-check ".[web]"
 COPY assignments assignments
 
 ENV TILEGRADE_DATA=/var/lib/tilegrade \

@@ -12,15 +12,22 @@ from dataclasses import dataclass
 from statistics import median
 
 from grader.assignment import Assignment, Case
+from grader.figures import Bar, BarChart, HeatMap, Level, LineChart, Series, Whose, place
+from grader.judging import headline_timing, speed_steps
 from grader.measurement import (
     Audit,
+    Ceilings,
     Examination,
     Failure,
+    GpuFacts,
+    GpuState,
     MemoryPoint,
     OutputRun,
     ProbeMeasured,
+    Timing,
 )
-from grader.statistics import predict
+from grader.roofline import Roofline, roofline
+from grader.statistics import predict, reach
 from grader.verdicts import (
     AxisGrade,
     AxisVerdict,
@@ -35,18 +42,15 @@ from grader.verdicts import (
     Verdict,
     only_hidden,
 )
-from grader.wording import Hostile, bytes_text, count, error_text, in_words, listed, one_line, plain
+from grader.wording import Hostile, bytes_text, count, error_text, in_words, listed, one_line, plain, rate_text
 
 __all__ = [
-    "BarChart",
     "Block",
     "Cell",
-    "HeatMap",
+    "Command",
     "Hostile",
-    "LineChart",
     "Report",
     "Section",
-    "Series",
     "Table",
     "TextBlock",
     "plain",
@@ -56,6 +60,7 @@ __all__ = [
 
 MOST_ERROR_MAPS = 3
 MOST_FINDINGS = 8
+SOME_GPU_BYTES = 80 << 30  # for comparison, where no GPU was measured on: a common size for this work
 
 Cell = str | Hostile
 
@@ -70,48 +75,23 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    name: str
-    points: tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineChart:
-    """Curves on log-log axes: a power law is a straight line, its exponent the slope."""
-
-    title: str
-    x_label: str
-    y_label: str
-    y_unit: str  # "bytes" or "ms"
-    series: tuple[Series, ...]  # the student's first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarChart:
-    title: str
-    unit: str  # "bytes" or "launches"
-    bars: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeatMap:
-    """Block means of |got - want|; None where a block holds a value that is not finite."""
-
-    title: str
-    row_label: str
-    column_label: str
-    values: tuple[tuple[float | None, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TextBlock:
     """What a file said, shown as it is in a fixed-width font."""
 
     title: str
     text: Hostile
+    line: int | None = None  # of the student's file, that it is about
 
 
-Block = Table | LineChart | BarChart | HeatMap | TextBlock
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What a reader may type into a shell."""
+
+    title: str
+    text: str
+
+
+Block = Table | LineChart | BarChart | HeatMap | TextBlock | Command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +100,10 @@ class Section:
     title: str
     sentences: tuple[str, ...] = ()
     blocks: tuple[Block, ...] = ()
-    verdict: str = ""  # of an axis
+    verdict: str = ""  # of an axis, and so the next three
     points: str = ""  # "40 of 40"
+    measured: str = ""  # in a few words
+    asked: str = ""  # that it is held against
     staff: bool = False
 
 
@@ -154,9 +136,9 @@ def report(assignment: Assignment, examination: Examination, grade: Grade, *, fo
     ]
     if grade.memory is not None:
         sections.append(_memory(assignment, examination, grade.memory))
-    sections.append(_structure(examination, grade, for_staff))
+    sections.append(_structure(assignment, examination, grade, for_staff))
     if grade.speed is not None:
-        sections.append(_speed(examination, grade.speed))
+        sections.append(_speed(assignment, examination, grade.speed))
     compiled = _compiled(examination)
     if compiled is not None:
         sections.append(compiled)
@@ -212,7 +194,16 @@ def _device(grade: Grade) -> str:
     return one_line(grade.device_name, 80)
 
 
-def _axis(key: str, title: str, axis: AxisGrade, sentences: Sequence[str], blocks: Sequence[Block]) -> Section:
+def _axis(
+    key: str,
+    title: str,
+    axis: AxisGrade,
+    sentences: Sequence[str],
+    blocks: Sequence[Block],
+    *,
+    measured: str = "",
+    asked: str = "",
+) -> Section:
     withheld = axis.withheld if isinstance(axis, SpeedGrade) else 0.0
     points = f"{withheld:g} withheld" if withheld else f"{axis.points:g} of {axis.out_of:g}"
     return Section(
@@ -220,6 +211,8 @@ def _axis(key: str, title: str, axis: AxisGrade, sentences: Sequence[str], block
         title=title,
         verdict=axis.verdict.value,
         points=points,
+        measured=measured,
+        asked=asked,
         sentences=tuple(sentences),
         blocks=tuple(blocks),
     )
@@ -241,7 +234,7 @@ def _diagnosis(grade: Grade, for_staff: bool) -> Section:
     failure = grade.failure
     if failure is not None and (for_staff or not only_hidden(grade.numerics.cases, failure)):
         blocks = _failure_blocks(failure)
-    right = grade.released_verdict is Verdict.FULL
+    right = grade.released_verdict is Verdict.FULL or (grade.released_verdict is Verdict.PARTIAL and not found.label)
     title = "What we see" if right else "What is wrong"
     return Section(key="diagnosis", title=title, sentences=tuple(sentences), blocks=tuple(blocks))
 
@@ -249,7 +242,7 @@ def _diagnosis(grade: Grade, for_staff: bool) -> Section:
 def _failure_blocks(failure: Failure) -> list[Block]:
     blocks: list[Block] = []
     if failure.message.strip():
-        blocks.append(TextBlock(title="Message", text=Hostile(failure.message, 2000)))
+        blocks.append(TextBlock(title="Message", text=Hostile(failure.message, 2000), line=failure.line))
     if failure.traceback.strip():
         blocks.append(TextBlock(title="Where it happened", text=Hostile(failure.traceback, 4000)))
     return blocks
@@ -282,18 +275,28 @@ def _numerics(assignment: Assignment, examination: Examination, axis: NumericsGr
         names = [case.name for case in required if for_staff or not case.hidden]
         names += ["a hidden one"] * (len(names) < len(required))
         sentences.append(f"Nothing is earned before the required probes pass; {listed(names)} did not.")
-    blocks: list[Block] = [_probe_table(assignment, axis, for_staff)]
+    blocks: list[Block] = [_probe_table(assignment, examination, axis, for_staff)]
     blocks += _error_maps(examination, axis, for_staff)
-    return _axis("numerics", "Numerics", axis, sentences, blocks)
+    n_required = sum(case.required for case in axis.cases)
+    return _axis(
+        "numerics",
+        "Numerics",
+        axis,
+        sentences,
+        blocks,
+        measured=f"{passed} of {count(len(axis.cases), 'probe')} right",
+        asked=f"all of them; the {n_required} required ones before anything counts" if n_required else "all of them",
+    )
 
 
-def _probe_table(assignment: Assignment, axis: NumericsGrade, for_staff: bool) -> Table:
+def _probe_table(assignment: Assignment, examination: Examination, axis: NumericsGrade, for_staff: bool) -> Table:
+    runs = {run.name: run for run in examination.probes if isinstance(run, ProbeMeasured)}
     rows: list[tuple[Cell, ...]] = []
     n_hidden = 0
     for case in axis.cases:
         if case.hidden and not for_staff:
             n_hidden += 1
-            rows.append((f"hidden {n_hidden}", "", in_words(case.verdict), "", "", ""))
+            rows.append((f"hidden {n_hidden}", "", in_words(case.verdict), "", "", "", ""))
             continue
         asked = assignment.case(case.name)
         rows.append(
@@ -303,12 +306,13 @@ def _probe_table(assignment: Assignment, axis: NumericsGrade, for_staff: bool) -
                 in_words(case.verdict) + (f": {_why(case)}" if _why(case) else ""),
                 _errors(case),
                 _limits(case),
+                _first_wrong(case, runs.get(case.name)),
                 f"{case.points:g} of {case.out_of:g}" + (", required" if case.required else ""),
             )
         )
     return Table(
         title="Probes",
-        columns=("probe", "what it tries", "verdict", "error", "limit", "points"),
+        columns=("probe", "what it tries", "verdict", "error", "limit", "first wrong element", "points"),
         rows=tuple(rows),
         marks=tuple(case.verdict.value for case in axis.cases),
     )
@@ -333,6 +337,17 @@ def _limits(case: CaseGrade) -> str:
     if len(limits) <= 1:
         return "".join(limits)
     return ", ".join(f"{output.name} {output.limit:.1e}" for output in case.outputs)
+
+
+def _first_wrong(case: CaseGrade, run: ProbeMeasured | None) -> str:
+    """The lowest index that is beyond the limit, what is there and what should be."""
+    wrong = {output.name for output in case.outputs if output.fault is not None}
+    for output in run.outputs if run is not None else ():
+        at = output.first_wrong
+        if at is not None and output.name in wrong:
+            got = "not finite" if at.got is None else f"{at.got:.4g}"
+            return f"{output.name}{list(at.index)}: {got}, not {at.want:.4g}"
+    return ""
 
 
 def _error_maps(examination: Examination, axis: NumericsGrade, for_staff: bool) -> list[Block]:
@@ -367,8 +382,21 @@ def _memory(assignment: Assignment, examination: Examination, axis: MemoryGrade)
     sentences = _memory_sentences(axis, measured)
     blocks: list[Block] = []
     if measured:
-        blocks = [_memory_chart(assignment, measured), _memory_table(points)]
-    return _axis("memory", "Memory", axis, sentences, blocks)
+        capacity = examination.gpu.memory_bytes if examination.gpu is not None else None
+        sentences += _capacity_sentences(measured, capacity)
+        blocks = [_memory_chart(assignment, measured, axis.failed_at, capacity), _memory_table(points)]
+    grows = f"grows like T^{axis.exponent:.2f}" if axis.exponent is not None else ""
+    if axis.failed_at is not None:
+        grows = listed([one for one in (grows, f"T = {axis.failed_at:,} does not fit") if one])
+    return _axis(
+        "memory",
+        "Memory",
+        axis,
+        sentences,
+        blocks,
+        measured=grows,
+        asked=f"at most T^{axis.pass_exponent:g}, and every size fits",
+    )
 
 
 def _memory_sentences(axis: MemoryGrade, measured: Sequence[MemoryPoint]) -> list[str]:
@@ -399,25 +427,66 @@ def _memory_sentences(axis: MemoryGrade, measured: Sequence[MemoryPoint]) -> lis
     return found
 
 
-def _memory_chart(assignment: Assignment, measured: Sequence[MemoryPoint]) -> LineChart:
+def _capacity_sentences(measured: Sequence[MemoryPoint], capacity: int | None) -> list[str]:
+    """Where the naive baseline stops fitting, and where this file would, by the growth that was seen."""
+    sizes = [point.size for point in measured]
+    whole = capacity or SOME_GPU_BYTES
+    naive = reach(sizes, [point.naive_bytes for point in measured], whole)
+    if naive is None:
+        return []
+    which = f"this GPU's {bytes_text(whole)}" if capacity else f"a GPU of {bytes_text(whole)}"
+    said = f"The naive baseline would fill {which} at about T = {_about(naive)}"
+    own = reach(sizes, [max(point.peak_bytes, point.backward_peak_bytes or 0) for point in measured], whole)
+    if own is not None:
+        said += f", yours at about T = {_about(own)}"
+    return [f"{said}, with as many batches and heads as here."]
+
+
+def _about(size: float) -> str:
+    """Two significant digits: it comes from a law, not from a measurement."""
+    rounded = float(f"{size:.2g}")
+    for whole, word in ((1e9, "billion"), (1e6, "million")):
+        if rounded >= whole:
+            return f"{rounded / whole:,.3g} {word}"
+    return f"{rounded:,.0f}"
+
+
+def _memory_chart(
+    assignment: Assignment, measured: Sequence[MemoryPoint], failed_at: int | None, capacity: int | None
+) -> LineChart:
     axis = assignment.memory.axis if assignment.memory else "T"
-    curves = (
-        ("yours", [(p.size, p.peak_bytes) for p in measured]),
-        (
-            "yours with backward",
-            [(p.size, p.backward_peak_bytes) for p in measured if p.backward_peak_bytes is not None],
-        ),
-        ("naive", [(p.size, p.naive_bytes) for p in measured]),
-        ("reference", [(p.size, p.reference_bytes) for p in measured]),
-    )
-    shown = [(name, [(float(x), float(y)) for x, y in points if y > 0]) for name, points in curves]
+    backward = [(p.size, p.backward_peak_bytes) for p in measured if p.backward_peak_bytes is not None]
+    own: list[tuple[float, float]] = [(p.size, p.peak_bytes) for p in measured]
+    naive: list[tuple[float, float]] = [(p.size, p.naive_bytes) for p in measured]
+    curves: list[tuple[str, Whose, Sequence[tuple[float, float]], bool]] = [
+        ("yours", Whose.OWN, own, True),
+        ("yours with backward", Whose.OWN_BACKWARD, backward, True),
+        ("naive", Whose.NAIVE, naive, True),
+        ("reference", Whose.REFERENCE, [(p.size, p.reference_bytes) for p in measured], True),
+    ]
+    if failed_at is not None:
+        need = predict([p.size for p in measured], [max(1, p.peak_bytes) for p in measured], failed_at)
+        curves.append(("yours, as it would grow", Whose.OWN, [own[-1], (failed_at, need or 0)], False))
+    if capacity is not None:
+        full_at = reach([x for x, _ in naive], [y for _, y in naive], capacity)
+        if full_at is not None and full_at > naive[-1][0]:
+            curves.append(("naive, as it grows", Whose.NAIVE, [naive[-1], (full_at, capacity)], False))
+    shown = [
+        Series(name=name, whose=whose, points=_positive(points), measured=is_measured)
+        for name, whose, points, is_measured in curves
+    ]
     return LineChart(
         title="Memory against sequence length",
         x_label=axis,
         y_label="peak above the inputs",
         y_unit="bytes",
-        series=tuple(Series(name=name, points=tuple(points)) for name, points in shown if points),
+        series=tuple(series for series in shown if series.points),
+        levels=(Level(name="this GPU's memory", value=float(capacity)),) if capacity else (),
     )
+
+
+def _positive(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    return tuple((float(x), float(y)) for x, y in points if x > 0 and y > 0)
 
 
 def _memory_table(points: Sequence[MemoryPoint]) -> Table:
@@ -456,7 +525,11 @@ _CHECKS = {
 }
 
 
-def _structure(examination: Examination, grade: Grade, for_staff: bool) -> Section:
+def _structure(assignment: Assignment, examination: Examination, grade: Grade, for_staff: bool) -> Section:
+    asked = assignment.structure
+    limits = (
+        f"at most {count(asked.max_launches, 'launch', 'launches')} and {asked.max_bytes_ratio:g} times the least bytes"
+    )
     axis, audit = grade.structure, examination.audit
     if audit is None or axis.verdict is AxisVerdict.NOT_RUN:
         said = ["The structure was not examined, so nothing is earned here."]
@@ -464,7 +537,7 @@ def _structure(examination: Examination, grade: Grade, for_staff: bool) -> Secti
         if examination.audit_failure is not None:
             said.append("It is counted while a call runs to its end, and none did.")
             blocks = _failure_blocks(examination.audit_failure)
-        return _axis("structure", "Structure", axis, said, blocks)
+        return _axis("structure", "Structure", axis, said, blocks, asked=limits)
     blocks = [_check_table(axis)]
     if audit.launches:
         blocks.append(_launch_table(audit))
@@ -475,7 +548,14 @@ def _structure(examination: Examination, grade: Grade, for_staff: bool) -> Secti
     findings = _finding_table(examination, grade, for_staff)
     if findings is not None:
         blocks.append(findings)
-    return _axis("structure", "Structure", axis, _structure_sentences(audit, axis), blocks)
+    found = count(audit.n_launches, "launch", "launches")
+    if axis.bytes_ratio is not None:
+        found += f" and {axis.bytes_ratio:.2f} times the least bytes"
+    failed = [_CHECKS[check.name] for check in (*axis.refusals, *axis.checks) if not check.ok]
+    if set(failed) - {"launches", "unique bytes"}:
+        found += f"; not as asked: {listed(failed)}"
+    said = _structure_sentences(audit, axis)
+    return _axis("structure", "Structure", axis, said, blocks, measured=found, asked=limits)
 
 
 def _structure_sentences(audit: Audit, axis: StructureGrade) -> list[str]:
@@ -557,20 +637,23 @@ def _argument_table(audit: Audit) -> Table:
 
 def _bytes_bars(audit: Audit) -> BarChart:
     bars = (
-        ("least possible", audit.least_bytes),
-        ("yours, unique", audit.unique_bytes),
-        ("yours, requested", audit.requested_bytes),
-        ("naive in eager torch", audit.eager_bytes),
+        ("yours, unique", Whose.OWN, audit.unique_bytes),
+        ("yours, requested", Whose.OWN_BACKWARD, audit.requested_bytes),
+        ("naive in eager torch", Whose.NAIVE, audit.eager_bytes),
     )
     return BarChart(
-        title="Bytes through global memory", unit="bytes", bars=tuple((name, float(size)) for name, size in bars)
+        title="Bytes through global memory",
+        unit="bytes",
+        bars=tuple(Bar(name=name, whose=whose, value=float(size)) for name, whose, size in bars),
+        levels=(Level(name="least possible", value=float(audit.least_bytes)),),
     )
 
 
 def _launch_bars(audit: Audit) -> BarChart:
-    bars = [("yours", float(audit.n_launches)), ("naive in eager torch", float(audit.eager_launches))]
+    bars = [Bar(name="yours", whose=Whose.OWN, value=float(audit.n_launches))]
     if audit.backward_launches:
-        bars.insert(1, ("yours, backward", float(audit.backward_launches)))
+        bars.append(Bar(name="yours, backward", whose=Whose.OWN_BACKWARD, value=float(audit.backward_launches)))
+    bars.append(Bar(name="naive in eager torch", whose=Whose.NAIVE, value=float(audit.eager_launches)))
     return BarChart(title="Launches", unit="launches", bars=tuple(bars))
 
 
@@ -639,42 +722,203 @@ def _line(line: int | None) -> str:
     return "" if line is None else str(line)
 
 
-# -- speed and compilation --------------------------------------------------------------------------------------------
+# -- speed ------------------------------------------------------------------------------------------------------------
 
 
-def _speed(examination: Examination, axis: SpeedGrade) -> Section:
+def _speed(assignment: Assignment, examination: Examination, axis: SpeedGrade) -> Section:
+    asked = _asked_speed(assignment, examination)
     if axis.verdict is AxisVerdict.NOT_MEASURED:
         said = [
             "Speed is not measured in the interpreter; it is never guessed from anything else. "
             f"{axis.withheld:g} points wait for a GPU."
         ]
-        return _axis("speed", "Speed", axis, said, ())
+        return _axis("speed", "Speed", axis, said, (), asked=asked)
     if axis.verdict is AxisVerdict.NOT_RUN:
-        return _axis("speed", "Speed", axis, ["Speed is reported only for files whose required probes pass."], ())
+        said = ["Speed is reported only for files whose required probes pass."]
+        return _axis("speed", "Speed", axis, said, (), asked=asked)
     said = [
         f"{axis.speedup:.2f} times as fast as the naive baseline "
         f"(95 % of resampled windows between {axis.low:.2f} and {axis.high:.2f})."
     ]
     if axis.noisy:
         said.append("The measurement is noisy: the interval is wider than asked, after a second try.")
-    rows = tuple(
+    blocks: list[Block] = [*_speed_bars(assignment, examination), _times_table(examination.timings)]
+    placed = _placed(examination)
+    if placed:
+        said += _roofline_sentences(placed)
+        blocks += _roofline_blocks(placed, examination)
+    return _axis("speed", "Speed", axis, said, blocks, measured=f"{axis.speedup:.2f} times naive", asked=asked)
+
+
+def _asked_speed(assignment: Assignment, examination: Examination) -> str:
+    if assignment.speed is None:
+        return ""
+    last = speed_steps(assignment.speed, examination.device.name)[-1]
+    return f"{last.speedup:g} times naive for {'all' if last.fraction >= 1 else f'{last.fraction:.0%} of the'} points"
+
+
+def _size_text(timing: Timing) -> str:
+    """The axes, those of one size together: "batch = 16, queries = keys = 8,192"."""
+    names: dict[int, list[str]] = {}
+    for name, size in timing.axes.items():
+        names.setdefault(size, []).append(one_line(name, 20))
+    return ", ".join(f"{' = '.join(same)} = {size:,}" for size, same in names.items())
+
+
+def _speed_bars(assignment: Assignment, examination: Examination) -> list[BarChart]:
+    """A chart a size; the size that is judged also shows what its speed-up is held against."""
+    judged = headline_timing(assignment, examination)
+    found = []
+    for timing in examination.timings:
+        levels: tuple[Level, ...] = ()
+        if timing is judged and assignment.speed is not None:
+            steps = speed_steps(assignment.speed, examination.device.name)
+            levels = tuple(Level(name=f"{s.fraction:.0%} of the points", value=s.speedup) for s in steps if s.fraction)
+        own = Bar(name="yours", whose=Whose.OWN, value=timing.ratio, low=timing.ratio_low, high=timing.ratio_high)
+        bars = [own, Bar(name="naive", whose=Whose.NAIVE, value=1.0)]
+        if timing.reference_times_ms and timing.naive_times_ms:
+            ratio = median(timing.naive_times_ms) / median(timing.reference_times_ms)
+            bars.append(Bar(name="reference", whose=Whose.REFERENCE, value=ratio))
+        title = f"Speed-up over naive at {_size_text(timing)}"
+        found.append(BarChart(title=title, unit="times", bars=tuple(bars), levels=levels))
+    return found
+
+
+def _times_table(timings: Sequence[Timing]) -> Table:
+    events = any(timing.student_events_ms for timing in timings)
+    rows: list[tuple[Cell, ...]] = [
         (
-            ", ".join(f"{one_line(name, 20)} = {size:,}" for name, size in timing.axes.items()),
+            _size_text(timing),
             _ms(timing.student_times_ms),
+            *([_ms(timing.student_events_ms)] if events else []),
             _ms(timing.naive_times_ms),
             _ms(timing.reference_times_ms),
             f"{timing.ratio:.2f}×",
             f"{timing.ratio_low:.2f} to {timing.ratio_high:.2f}",
         )
-        for timing in examination.timings
-    )
-    columns = ("size", "yours, median", "naive", "reference", "speed-up", "95 % interval")
-    table = Table(title="Times", columns=columns, rows=rows, numeric=(1, 2, 3, 4, 5))
-    return _axis("speed", "Speed", axis, said, (table,))
+        for timing in timings
+    ]
+    columns = [
+        "size",
+        "yours, median",
+        *(["your CUDA events"] if events else []),
+        "naive",
+        "reference",
+        "speed-up",
+        "95 % interval",
+    ]
+    return Table(title="Times", columns=tuple(columns), rows=tuple(rows), numeric=tuple(range(1, len(columns))))
 
 
 def _ms(times_ms: Sequence[float]) -> str:
     return f"{median(times_ms):.3f} ms" if times_ms else ""
+
+
+# -- roofline ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """One measured time under the GPU's ceilings."""
+
+    timing: Timing
+    name: str
+    whose: Whose
+    roof: Roofline
+
+
+def _placed(examination: Examination) -> list[_Placed]:
+    """Yours, the reference and naive at every size whose work was counted, where the ceilings are known."""
+    ceilings = examination.gpu.ceilings if examination.gpu is not None else None
+    if ceilings is None:
+        return []
+    found = []
+    for timing in examination.timings:
+        times = (
+            ("yours", Whose.OWN, timing.student_times_ms, timing.least_bytes),
+            ("reference", Whose.REFERENCE, timing.reference_times_ms, timing.least_bytes),
+            # it has no choice but to move the scores, so that is the work it is held to
+            ("naive", Whose.NAIVE, timing.naive_times_ms, timing.eager_bytes),
+        )
+        for name, whose, times_ms, traffic in times:
+            if times_ms and traffic and timing.flops and timing.dtype in ceilings.flops_per_s:
+                roof = roofline(
+                    time_ms=median(times_ms),
+                    flops=timing.flops,
+                    traffic_bytes=traffic,
+                    dtype=timing.dtype,
+                    ceilings=ceilings,
+                )
+                found.append(_Placed(timing=timing, name=name, whose=whose, roof=roof))
+    return found
+
+
+def _roofline_sentences(placed: Sequence[_Placed]) -> list[str]:
+    own = next(one for one in placed if one.whose is Whose.OWN)
+    roof = own.roof
+    bound = "arithmetic" if roof.bound == "compute" else "memory traffic"
+    flops, traffic = rate_text(roof.flops_per_s, "FLOP/s"), rate_text(roof.bytes_per_s, "B/s")
+    return [
+        f"At {_size_text(own.timing)} you reach {flops} and, counting every byte once, {traffic}. The work is "
+        f"{place(roof.intensity)} FLOP a byte; on this GPU arithmetic is the limit from {place(roof.ridge)} on. So it "
+        f"is bound by {bound}, and you reach {roof.fraction:.0%} of that ceiling.",
+        "Yours and the reference are held to the least traffic there can be, naive to what its chain of kernels moves.",
+    ]
+
+
+def _roofline_blocks(placed: Sequence[_Placed], examination: Examination) -> list[Block]:
+    assert examination.gpu is not None
+    assert examination.gpu.ceilings is not None
+    charts = [
+        _roofline_chart(dtype, [one for one in placed if one.timing.dtype == dtype], examination.gpu.ceilings)
+        for dtype in dict.fromkeys(one.timing.dtype for one in placed)
+    ]
+    table = Table(
+        title="Under the GPU's ceilings",
+        columns=("whose", "size", "arithmetic", "traffic", "FLOP a byte", "bound by", "of the ceiling"),
+        rows=tuple(
+            (
+                one.name,
+                _size_text(one.timing),
+                rate_text(one.roof.flops_per_s, "FLOP/s"),
+                rate_text(one.roof.bytes_per_s, "B/s"),
+                place(one.roof.intensity),
+                one.roof.bound,
+                f"{one.roof.fraction:.0%}",
+            )
+            for one in placed
+        ),
+        numeric=(2, 3, 4, 6),
+    )
+    return [*charts, table]
+
+
+def _roofline_chart(dtype: str, placed: Sequence[_Placed], ceilings: Ceilings) -> LineChart:
+    peak, copy = ceilings.flops_per_s[dtype], ceilings.copy_bytes_per_s
+    ridge = peak / copy
+    least = min(ridge, *(one.roof.intensity for one in placed)) / 2
+    most = max(ridge, *(one.roof.intensity for one in placed)) * 2
+    roof = ((least, least * copy), (ridge, peak), (most, peak))
+    series = [
+        Series(
+            name=name,
+            whose=whose,
+            points=tuple((p.roof.intensity, p.roof.flops_per_s) for p in placed if p.whose is whose),
+            joined=False,
+        )
+        for name, whose in dict.fromkeys((one.name, one.whose) for one in placed)
+    ]
+    series.append(Series(name="ceiling", whose=Whose.LIMIT, points=roof))
+    return LineChart(
+        title=f"Roofline, {one_line(dtype, 20)}",
+        x_label="FLOP a byte",
+        y_label="FLOP/s reached",
+        y_unit="FLOP/s",
+        series=tuple(series),
+    )
+
+
+# -- compilation ------------------------------------------------------------------------------------------------------
 
 
 def _compiled(examination: Examination) -> Section | None:
@@ -741,9 +985,13 @@ def _provenance(assignment: Assignment, examination: Examination) -> Section:
     if examination.assignment_digest != assignment.digest:
         said.append("The assignment has changed since this was measured; the grade is by its present thresholds.")
     flag = " --device cuda" if device.kind == "cuda" else ""
-    said.append(f"The same examination on your machine: tilegrade grade FILE --assignment {assignment.slug}{flag}")
+    command = Command(
+        title="Run this on your own machine",
+        text=f"tilegrade grade YOUR_FILE.py --assignment {assignment.slug}{flag}",
+    )
     rows: list[tuple[Cell, ...]] = [
         ("device", f"{one_line(device.name, 80)} ({device.kind}{f', {device.arch}' if device.arch else ''})"),
+        *(_gpu_rows(examination.gpu) if examination.gpu is not None else ()),
         ("entry point", Hostile(examination.entry or "none found", 120)),
         ("file, SHA-256", examination.source_sha256),
         ("assignment, SHA-256", examination.assignment_digest),
@@ -757,8 +1005,41 @@ def _provenance(assignment: Assignment, examination: Examination) -> Section:
         rows=tuple((one_line(stage.name, 60), f"{stage.seconds:.2f}") for stage in examination.stages),
         numeric=(1,),
     )
-    blocks: tuple[Block, ...] = (facts, stages) if examination.stages else (facts,)
+    blocks: tuple[Block, ...] = (command, facts, stages) if examination.stages else (command, facts)
     return Section(key="provenance", title="Where this comes from", sentences=tuple(said), blocks=blocks)
+
+
+def _gpu_rows(gpu: GpuFacts) -> list[tuple[Cell, ...]]:
+    rows: list[tuple[Cell, ...]] = [("GPU memory", bytes_text(gpu.memory_bytes))]
+    if gpu.ceilings is not None:
+        rates = [f"{one_line(name, 20)} {rate_text(rate, 'FLOP/s')}" for name, rate in gpu.ceilings.flops_per_s.items()]
+        copied = f"copies at {rate_text(gpu.ceilings.copy_bytes_per_s, 'B/s')}"
+        rows.append(("measured ceilings", "; ".join([copied, f"matrix products: {', '.join(rates)}"])))
+    for name, state in (("GPU before", gpu.before), ("GPU after", gpu.after)):
+        if state is not None:
+            rows.append((name, _state_text(state)))
+    return rows
+
+
+# of NVML; 1 is an idle GPU, 2 clocks that the operator set
+_THROTTLING = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "synchronised boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+
+
+def _state_text(state: GpuState) -> str:
+    reasons = [name for bit, name in _THROTTLING.items() if state.throttle_reasons & bit]
+    slowed = f", slowed by {listed(reasons)}" if reasons else ", not slowed"
+    return (
+        f"{state.sm_clock_mhz:,} MHz, memory {state.memory_clock_mhz:,} MHz, {state.temperature_c} °C, "
+        f"{state.power_w:.0f} W{slowed}"
+    )
 
 
 def _staff(examination: Examination, grade: Grade) -> Section:

@@ -68,6 +68,15 @@ def predict(sizes: Sequence[float], values: Sequence[float], size: float) -> flo
     return float(value * (size / largest) ** exponent)
 
 
+def reach(sizes: Sequence[float], values: Sequence[float], value: float) -> float | None:
+    """The size at which that power law gives `value`; None where there is no such law, or it does not grow."""
+    exponent = last_exponent(sizes, values)
+    if exponent is None or not exponent > 0.1:
+        return None
+    largest, at_largest = max(zip(sizes, values, strict=True))
+    return float(largest * (value / at_largest) ** (1 / exponent))
+
+
 def bootstrap_ratio(
     above: Sequence[float],
     below: Sequence[float],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -11,14 +12,22 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from grader.report import BarChart, Block, Cell, HeatMap, Hostile, LineChart, Report, Section, Table, TextBlock
-from grader.wording import bytes_text, error_text, in_words
+from grader.figures import BarChart, HeatMap, Level, LineChart, Whose, amount, is_empty, place
+from grader.report import Block, Cell, Command, Hostile, Report, Section, Table, TextBlock
+from grader.wording import error_text, in_words
 
 WIDE = 90
+LEAVES_OUT_BELOW = 140  # columns
 LEFT_OUT_WHEN_NARROW = frozenset({"what it tries"})  # the handout says it too
 PLOT_ROWS, PLOT_COLUMNS = 12, 48
 BAR_COLUMNS = 32
-_MARKS = "●○×+"
+_MARKS = {
+    Whose.OWN: "●",
+    Whose.OWN_BACKWARD: "◆",
+    Whose.NAIVE: "■",
+    Whose.REFERENCE: "▲",
+    Whose.LIMIT: "─",
+}
 _SHADES = "·░▒▓█"
 _STYLES = {
     "pass": "green",
@@ -52,6 +61,10 @@ def _print_section(section: Section, console: Console) -> None:
     if section.points:
         heading.append(f"  {section.points}", style="not underline")
     console.print(heading)
+    if section.measured:
+        console.print(Text(f"Measured: {section.measured}."))
+    if section.asked:
+        console.print(Text(f"Asked: {section.asked}."))
     for sentence in section.sentences:
         console.print(Text(sentence))
     for block in section.blocks:
@@ -62,8 +75,11 @@ def _print_block(block: Block, console: Console) -> None:
     if isinstance(block, Table):
         console.print(_table(block, console.width))
         return
-    console.print(Text(block.title, style="italic"))
-    if isinstance(block, TextBlock):
+    about = f" (line {block.line} of your file)" if isinstance(block, TextBlock) and block.line is not None else ""
+    console.print(Text(block.title + about, style="italic"))
+    if isinstance(block, Command):
+        console.print(Text(f"  {block.text}"), soft_wrap=True)  # so that it can be copied
+    elif isinstance(block, TextBlock):
         console.print(Padding(Text(block.text.plain), (0, 0, 0, 2)))
     elif isinstance(block, LineChart):
         _print_lines(line_plot(block), console)
@@ -75,12 +91,13 @@ def _print_block(block: Block, console: Console) -> None:
 
 def _table(table: Table, console_width: int) -> RichTable:
     shown = RichTable(title=Text(table.title), title_justify="left", box=box.SIMPLE, show_edge=False)
-    places = [i for i, name in enumerate(table.columns) if console_width >= WIDE or name not in LEFT_OUT_WHEN_NARROW]
+    left_out = LEFT_OUT_WHEN_NARROW if console_width < LEAVES_OUT_BELOW else ()
+    places = [i for i, name in enumerate(table.columns) if name not in left_out]
     for i in places:
         justify: JustifyMethod = "right" if i in table.numeric else "left"
-        # names of probes and kernels stay whole where there is room; the words beside them can wrap
+        # names of probes and kernels, and numbers, stay whole where there is room; the words beside them can wrap
         longest = max((len(_plain(row[i])) for row in table.rows), default=0)
-        whole = i == 0 and (console_width >= WIDE or longest <= console_width // 3)
+        whole = longest <= console_width // 3 if i == 0 else i in table.numeric and console_width >= WIDE
         shown.add_column(Text(table.columns[i]), justify=justify, overflow="fold", no_wrap=whole)
     for number, row in enumerate(table.rows):
         mark = table.marks[number] if number < len(table.marks) else ""
@@ -103,27 +120,50 @@ def _print_lines(lines: Sequence[str], console: Console) -> None:
 
 def line_plot(chart: LineChart) -> list[str]:
     """A log-log plot in characters. Where two curves meet, the one named first is shown."""
-    curves = [(series.name, [(x, y) for x, y in series.points if x > 0 and y > 0]) for series in chart.series]
-    points = [point for _, curve in curves for point in curve]
-    if not points:
+    if is_empty(chart):
         return ["nothing was measured"]
-    xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
-    grid = [[" "] * PLOT_COLUMNS for _ in range(PLOT_ROWS)]
-    for mark, (_, curve) in reversed(list(zip(_MARKS, curves, strict=False))):
-        for x, y in curve:
-            column = _place(math.log(x), min(xs), max(xs), PLOT_COLUMNS)
-            row = PLOT_ROWS - 1 - _place(math.log(y), min(ys), max(ys), PLOT_ROWS)
-            grid[row][column] = mark
-    labels = [""] * PLOT_ROWS
-    show = bytes_text if chart.y_unit == "bytes" else lambda value: f"{value:.3g} {chart.y_unit}"
-    labels[0], labels[-1] = show(math.exp(max(ys))), show(math.exp(min(ys)))
-    width = max(len(label) for label in labels)
-    lines = [f"{label:>{width}} │{''.join(row)}" for label, row in zip(labels, grid, strict=True)]
-    least, most = f"{math.exp(min(xs)):,.0f}", f"{math.exp(max(xs)):,.0f}"
+    curves = [(one, [(math.log(x), math.log(y)) for x, y in one.points if x > 0 and y > 0]) for one in chart.series]
+    levels = [math.log(level.value) for level in chart.levels]
+    xs = [x for _, curve in curves for x, _ in curve]
+    canvas = _Canvas(xs, [*(y for _, curve in curves for _, y in curve), *levels])
+    for level in levels:
+        canvas.line((canvas.left, level), (canvas.right, level), "┄")
+    for series, curve in reversed(curves):
+        for a, b in itertools.pairwise(curve) if series.joined else ():
+            canvas.line(a, b, _MARKS[series.whose] if series.whose is Whose.LIMIT else "·")
+    for series, curve in reversed(curves):
+        for point in curve if series.measured and series.whose is not Whose.LIMIT else ():
+            canvas.put(point, _MARKS[series.whose])
+    highest, lowest = (amount(math.exp(y), chart.y_unit) for y in (canvas.top, canvas.bottom))
+    labels = [highest, *[""] * (PLOT_ROWS - 2), lowest]
+    width = max(len(highest), len(lowest))
+    lines = [f"{label:>{width}} │{''.join(row)}" for label, row in zip(labels, canvas.cells, strict=True)]
+    least, most = place(math.exp(canvas.left)), place(math.exp(canvas.right))
     lines.append(f"{'':>{width}} └{'─' * PLOT_COLUMNS}")
     lines.append(f"{'':>{width}}  {least}{chart.x_label:^{PLOT_COLUMNS - len(least) - len(most)}}{most}")
-    named = "  ".join(f"{mark} {name}" for mark, (name, _) in zip(_MARKS, curves, strict=False))
-    return [*lines, f"{'':>{width}}  {named}"]
+    named = [f"{_MARKS[series.whose]} {series.name}" for series, _ in curves if series.measured]
+    return [*lines, f"{'':>{width}}  {'  '.join([*named, *_held(chart.levels, chart.y_unit)])}"]
+
+
+class _Canvas:
+    """Characters in rows and columns, addressed by the numbers that they stand for."""
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+        self.left, self.right, self.bottom, self.top = min(xs), max(xs), min(ys), max(ys)
+        self.cells = [[" "] * PLOT_COLUMNS for _ in range(PLOT_ROWS)]
+
+    def put(self, point: tuple[float, float], mark: str) -> None:
+        row = PLOT_ROWS - 1 - _place(point[1], self.bottom, self.top, PLOT_ROWS)
+        self.cells[row][_place(point[0], self.left, self.right, PLOT_COLUMNS)] = mark
+
+    def line(self, a: tuple[float, float], b: tuple[float, float], mark: str) -> None:
+        for step in range(PLOT_COLUMNS + 1):
+            share = step / PLOT_COLUMNS
+            self.put((a[0] + share * (b[0] - a[0]), a[1] + share * (b[1] - a[1])), mark)
+
+
+def _held(levels: Sequence[Level], unit: str) -> list[str]:
+    return [f"┄ {level.name} {amount(level.value, unit)}" for level in levels]
 
 
 def _place(value: float, least: float, most: float, cells: int) -> int:
@@ -131,15 +171,17 @@ def _place(value: float, least: float, most: float, cells: int) -> int:
 
 
 def bar_plot(chart: BarChart) -> list[str]:
-    """One bar a line, its number behind it."""
-    most = max((value for _, value in chart.bars), default=0.0)
-    width = max((len(name) for name, _ in chart.bars), default=0)
+    """One bar a line, its number and interval behind it."""
+    most = max((bar.value for bar in chart.bars), default=0.0)
+    width = max((len(bar.name) for bar in chart.bars), default=0)
     lines = []
-    for name, value in chart.bars:
-        length = round(value / most * BAR_COLUMNS) if most > 0 else 0
-        said = bytes_text(value) if chart.unit == "bytes" else f"{value:g}"
-        lines.append(f"{name:<{width}} {'█' * length}{'▏' if value and not length else ''} {said}")
-    return lines
+    for bar in chart.bars:
+        length = round(bar.value / most * BAR_COLUMNS) if most > 0 else 0
+        said = amount(bar.value, chart.unit)
+        if bar.low is not None and bar.high is not None:
+            said += f" ({amount(bar.low, chart.unit)} to {amount(bar.high, chart.unit)})"
+        lines.append(f"{bar.name:<{width}} {'█' * length}{'▏' if bar.value and not length else ''} {said}")
+    return [*lines, *_held(chart.levels, chart.unit)]
 
 
 def heat_plot(chart: HeatMap) -> list[str]:

@@ -10,22 +10,38 @@ from threading import BoundedSemaphore
 
 from flask import Flask, url_for
 from flask.typing import ResponseReturnValue
+from flask_compress import Compress
 from flask_wtf.csrf import CSRFProtect
 from sqlalchemy import text as sql
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from grader import __version__
+from grader import __version__, figures
 from grader.course import Catalog
 from grader.db import Database
+from grader.score_path import size_text
 from grader.settings import Settings
-from grader.web import assignments, auth, boards, charts, errors, home, security, staff, submissions, text, words
-from grader.web.house import EXTENSION, House, house
-from grader.wording import Hostile, bytes_text, count, one_line, plain
+from grader.web import (
+    assignments,
+    auth,
+    boards,
+    charts,
+    errors,
+    home,
+    lesson,
+    security,
+    staff,
+    submissions,
+    text,
+    words,
+)
+from grader.web.house import EXTENSION, House, house, house_of
+from grader.wording import Hostile, about, bytes_text, count, one_line, plain, points_text
 
 # what a form may add to the largest file: field names, boundaries, and the pasted text's line ends
 FORM_OVERHEAD_BYTES = 144 * 1024
 # live status streams at once in one process; each holds a thread, so the rest are asked to poll
 MAX_STREAMS = 8
+DRAWING_WAIT_S = 1.0  # of a page whose subject is one chart
 # for waitress
 SERVER_OPTIONS: dict[str, int] = {
     "threads": 16,  # twice the streams, so that pages never wait for one
@@ -33,7 +49,7 @@ SERVER_OPTIONS: dict[str, int] = {
     "max_request_body_size": 16 << 20,  # what is larger is cut off; what is smaller gets our own page
 }
 
-__all__ = ["SERVER_OPTIONS", "House", "create_app"]
+__all__ = ["SERVER_OPTIONS", "House", "create_app", "house_of"]
 
 
 def create_app(
@@ -78,11 +94,15 @@ def create_app(
         catalog=catalog or Catalog(settings.assignments_dir),
         ring=ring,
         streams=BoundedSemaphore(max_streams),
+        gallery=charts.Gallery(settings.data_dir / "charts"),
     )
     security.guard(app)
     CSRFProtect(app)
+    # pages hold a token that must not be guessed from their size (BREACH): SameSite cookies keep other sites from
+    # asking for them over and over
+    Compress(app)
     errors.register(app)
-    for blueprint in (auth.bp, home.bp, assignments.bp, submissions.bp, boards.bp, staff.bp):
+    for blueprint in (auth.bp, home.bp, assignments.bp, submissions.bp, boards.bp, lesson.bp, staff.bp):
         app.register_blueprint(blueprint)
     app.add_url_rule("/health", "health", _health)
     _equip_templates(app)
@@ -103,12 +123,24 @@ def _equip_templates(app: Flask) -> None:
         line=one_line,
         iso=text.iso,
         utc=text.utc,
-        points=text.points,
+        points=points_text,
         size=bytes_text,
+        decimal=size_text,
         count=count,
+        about=about,
         printed=text.printed,
+        with_lines_linked=text.with_lines_linked,
+        says=figures.says,
+        axes=charts.axes,
+        key=charts.key,
+        largest=charts.largest,
     )
-    app.jinja_env.tests["hostile"] = lambda value: isinstance(value, Hostile)
+    app.jinja_env.tests.update(
+        hostile=lambda value: isinstance(value, Hostile),
+        chart=lambda block: isinstance(block, figures.LineChart | figures.BarChart | figures.HeatMap),
+        drawable=lambda chart: not figures.is_empty(chart),
+        heat_map=lambda chart: isinstance(chart, figures.HeatMap),
+    )
     folder = Path(app.static_folder or "")
     stamps = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in folder.iterdir()}
 
@@ -122,7 +154,5 @@ def _equip_templates(app: Flask) -> None:
         state_of=words.state_of,
         verdict_of=words.verdict_of,
         axis_of=words.axis_of,
-        line_plot=charts.line_plot,
-        bar_plot=charts.bar_plot,
-        heat_plot=charts.heat_plot,
+        drawing=lambda chart: house().gallery.drawn([chart], wait_s=DRAWING_WAIT_S).get(chart, ""),
     )

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import BoundedSemaphore
 
-from flask import current_app
+from flask import Flask, current_app
 
 from grader.course import Catalog
 from grader.db import Database
 from grader.settings import Settings
+from grader.web.charts import Gallery
 
 EXTENSION = "tilegrade"
 
@@ -25,12 +26,17 @@ class House:
     catalog: Catalog
     ring: Callable[[str], object]  # tells the workers of a device that there is work
     streams: BoundedSemaphore  # one for each live status stream
+    gallery: Gallery  # charts, each drawn once
+
+
+def house_of(app: Flask) -> House:
+    found: House = app.extensions[EXTENSION]
+    return found
 
 
 def house() -> House:
     """The house of the application that answers this request."""
-    found: House = current_app.extensions[EXTENSION]
-    return found
+    return house_of(current_app)
 
 
 def utc_now() -> datetime:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+
+from markupsafe import Markup
 
 from grader import measurement
 from grader.course import Catalog
 from grader.errors import AssignmentError
+from grader.figures import BarChart, Chart, HeatMap, LineChart
 from grader.judging import judge
 from grader.measurement import Examination
 from grader.models import Result, State, Submission
 from grader.report import Report, report
+from grader.web.charts import Gallery
 from grader.wording import one_line
+
+# a page is answered soon even when nobody has looked at this report before; whoever can wait, waits
+PAGE_WAIT_S = 0.15
+SCRIPT_WAIT_S = 3.0
+DOWNLOAD_WAIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +33,17 @@ class Shown:
 
     report: Report | None = None
     notices: tuple[str, ...] = ()
+    drawings: Mapping[Chart, Markup] = field(default_factory=dict)  # of its charts, those that are ready
 
 
-def report_of(row: Submission, catalog: Catalog, *, for_staff: bool) -> Shown:
+def report_of(
+    row: Submission, catalog: Catalog, gallery: Gallery, *, for_staff: bool, wait_s: float = PAGE_WAIT_S
+) -> Shown:
     """The report as this reader may see it.
 
     Args:
         row: with `result` and its texts loaded, as `submissions.find` gives it.
+        wait_s: how long to wait for charts that were never drawn before.
     """
     result = row.result
     if row.state is not State.DONE or result is None:
@@ -43,7 +58,13 @@ def report_of(row: Submission, catalog: Catalog, *, for_staff: bool) -> Shown:
     if result.released:
         grade = dataclasses.replace(grade, verdict=grade.released_verdict)
     found = report(assignment, examination, grade, for_staff=for_staff)
-    return Shown(report=found, notices=_notices(result, found))
+    charts = [
+        block
+        for section in found.sections
+        for block in section.blocks
+        if isinstance(block, LineChart | BarChart | HeatMap)
+    ]
+    return Shown(report=found, notices=_notices(result, found), drawings=gallery.drawn(charts, wait_s=wait_s))
 
 
 @lru_cache(maxsize=32)
@@ -60,3 +81,9 @@ def _notices(result: Result, found: Report) -> tuple[str, ...]:
             f"instructor judges it again; below is how it reads by the present edition."
         )
     return tuple(notices)
+
+
+@cache
+def style_sheet() -> str:
+    """The pages' own, for a file that carries it."""
+    return (Path(__file__).parent / "static" / "tilegrade.css").read_text(encoding="utf-8")

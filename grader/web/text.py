@@ -13,15 +13,15 @@ from grader.wording import Hostile, plain
 
 MAX_HIGHLIGHTED_CHARACTERS = 48_000  # highlighting is slow, and a lexer on hostile text may be slower
 _LINE_END = re.compile("\r\n|\r")
+# as Python's tracebacks name a line of the file, after escaping
+_OWN_LINE = re.compile(r"(&#34;submission\.py&#34;, )line ([1-9][0-9]{0,5})\b")
 _ORDINARY = re.compile(r"[\n\t\x20-\x7e]*")
 
 
 @lru_cache(maxsize=32)
 def source_lines(source: str) -> tuple[Markup, ...]:
     """The lines of a Python file as Python counts them, highlighted and safe to put into a page."""
-    text = _LINE_END.sub("\n", source)
-    if not _ORDINARY.fullmatch(text):
-        text = plain(text, limit=len(text))
+    text = readable(source)
     shown = highlight_code(text, "python") if len(text) <= MAX_HIGHLIGHTED_CHARACTERS else ""
     lines = (shown or str(escape(text))).split("\n")
     if lines[-1] == "":
@@ -29,9 +29,21 @@ def source_lines(source: str) -> tuple[Markup, ...]:
     return tuple(Markup(line) for line in lines)  # noqa: S704  escaped above, by Pygments or by us
 
 
+def readable(source: str) -> str:
+    """A file's text with the line ends that Python sees, everything in it printable."""
+    text = _LINE_END.sub("\n", source)
+    return text if _ORDINARY.fullmatch(text) else plain(text, limit=len(text))
+
+
 def printed(value: str | Hostile) -> str:
     """A cell of a report. Texts of ours are printable already; a stranger's are made so here."""
     return value.plain if isinstance(value, Hostile) else value
+
+
+def with_lines_linked(value: Hostile) -> Markup:
+    """What a file said, its mentions of the file's own lines made links to the source on the same page."""
+    # the pattern holds no character that escaping leaves behind from a stranger's markup
+    return Markup(_OWN_LINE.sub(r'\1<a href="#L\2">line \2</a>', str(escape(value.plain))))  # noqa: S704
 
 
 def without_nul(text: str) -> str:
@@ -47,8 +59,3 @@ def iso(moment: datetime) -> str:
 def utc(moment: datetime) -> str:
     """For people without a script."""
     return f"{moment.astimezone(UTC):%-d %b %Y, %H:%M} UTC"
-
-
-def points(value: float) -> str:
-    """At most one decimal, and none where it would be a zero."""
-    return f"{value:.1f}".removesuffix(".0")

@@ -19,8 +19,10 @@ from judging_facts import (
 )
 from rich.console import Console
 
+from grader.figures import Bar, BarChart, HeatMap, Level, LineChart, Series, Whose
 from grader.judging import judge
 from grader.measurement import (
+    Ceilings,
     CompiledKernel,
     CompileReport,
     Device,
@@ -28,6 +30,8 @@ from grader.measurement import (
     Failure,
     FailureKind,
     Finding,
+    GpuFacts,
+    GpuState,
     Isolation,
     KernelArgument,
     Launch,
@@ -35,7 +39,7 @@ from grader.measurement import (
     Storage,
     TorchOp,
 )
-from grader.report import BarChart, HeatMap, Hostile, LineChart, Series, Table, TextBlock, report
+from grader.report import Command, Hostile, Table, TextBlock, report
 from grader.terminal import bar_plot, heat_plot, line_plot, print_report
 
 ASSIGNMENT = assignment_of()
@@ -57,7 +61,7 @@ def texts_of(found):
     """Every `str` in a report that claims to be printable."""
     yield from (found.title, found.headline, found.fault)
     for section in found.sections:
-        yield section.title
+        yield from (section.title, section.measured, section.asked)
         yield from section.sentences
         for block in section.blocks:
             yield block.title
@@ -67,7 +71,9 @@ def texts_of(found):
             if isinstance(block, LineChart):
                 yield from (series.name for series in block.series)
             if isinstance(block, BarChart):
-                yield from (name for name, _ in block.bars)
+                yield from (bar.name for bar in block.bars)
+            if isinstance(block, Command):
+                yield block.text
 
 
 def block_of(found, key, kind, title=""):
@@ -100,7 +106,9 @@ def test_memory_is_told_with_sizes_units_and_the_limit():
     )
     chart = block_of(found, "memory", LineChart)
     assert [series.name for series in chart.series] == ["yours", "naive", "reference"]
-    assert chart.series[1] == Series(name="naive", points=((96.0, 73728.0), (192.0, 294912.0), (384.0, 1179648.0)))
+    assert chart.series[1] == Series(
+        name="naive", whose=Whose.NAIVE, points=((96.0, 73728.0), (192.0, 294912.0), (384.0, 1179648.0))
+    )
 
 
 def test_a_size_that_did_not_fit_says_what_it_would_need():
@@ -112,7 +120,14 @@ def test_a_size_that_did_not_fit_says_what_it_would_need():
 def test_a_failing_probe_shows_error_limit_and_map():
     found = report_of(ASSIGNMENT, wrong("tail", ASSIGNMENT))
     row = next(row for row in block_of(found, "numerics", Table).rows if row[0] == "tail")
-    assert row[1:] == ("what tail tries", "fail: wrong values", "o 4.0e-01, lse 3.0e-07", "2.2e-05", "0 of 1")
+    assert row[1:] == (
+        "what tail tries",
+        "fail: wrong values",
+        "o 4.0e-01, lse 3.0e-07",
+        "2.2e-05",
+        "o[0, 3, 5]: 0.25, not 0.125",
+        "0 of 1",
+    )
     assert block_of(found, "numerics", HeatMap).values == ((0.25, None), (0.0, 1e-3))
 
 
@@ -127,13 +142,165 @@ def test_the_diagnosis_comes_with_hint_step_and_evidence():
 
 def test_bytes_and_launches_are_drawn_beside_the_naive_chain():
     found = report_of()
-    assert block_of(found, "structure", BarChart, "Bytes").bars == (
-        ("least possible", 98_000.0),
+    chart = block_of(found, "structure", BarChart, "Bytes")
+    assert [(bar.name, bar.value) for bar in chart.bars] == [
         ("yours, unique", 100_000.0),
         ("yours, requested", 400_000.0),
         ("naive in eager torch", 900_000.0),
+    ]
+    assert chart.levels == (Level(name="least possible", value=98_000.0),)
+    launches = block_of(found, "structure", BarChart, "Launches").bars
+    assert [(bar.name, bar.value) for bar in launches] == [("yours", 1.0), ("naive in eager torch", 5.0)]
+
+
+def test_every_axis_says_what_was_measured_and_what_was_asked():
+    found = report_of(**ON_GPU)
+    assert {section.key: (section.measured, section.asked) for section in found.sections if section.verdict} == {
+        "numerics": (
+            f"{len(ASSIGNMENT.cases)} of {len(ASSIGNMENT.cases)} probes right",
+            "all of them; the 2 required ones before anything counts",
+        ),
+        "memory": ("grows like T^1.00", "at most T^1.3, and every size fits"),
+        "structure": (
+            "1 launch and 1.02 times the least bytes",
+            "at most 1 launch and 1.5 times the least bytes",
+        ),
+        "speed": ("6.00 times naive", "8 times naive for all points"),
+    }
+
+
+def test_what_is_not_as_asked_is_named_beside_the_numbers():
+    many = audit_of(ASSIGNMENT, n_launches=3, torch_ops=(TorchOp(op="aten.bmm.default", count=1, size_bytes=10**6),))
+    assert report_of(audit=many).section("structure").measured == (
+        "3 launches and 1.02 times the least bytes; not as asked: launches and torch operations"
     )
-    assert block_of(found, "structure", BarChart, "Launches").bars == (("yours", 1.0), ("naive in eager torch", 5.0))
+
+
+# -- what a GPU adds ---------------------------------------------------------------------------------------------------
+
+H200 = Device(kind="cuda", name="NVIDIA H200", arch="sm_90")
+HEADLINE = {
+    "dtype": "bfloat16",
+    "flops": 8 * 10**11,  # 1 ms of the ceiling below
+    "least_bytes": 10**9,
+    "eager_bytes": 4 * 10**10,
+}
+STATE = GpuState(
+    sm_clock_mhz=1980, memory_clock_mhz=3201, temperature_c=34, power_w=121.3, throttle_reasons=1, processes=()
+)
+GPU = GpuFacts(
+    memory_bytes=1 << 30,
+    ceilings=Ceilings(copy_bytes_per_s=4e12, flops_per_s={"bfloat16": 800e12}),
+    before=STATE,
+    after=dataclasses.replace(STATE, temperature_c=41, throttle_reasons=0x24),
+)
+ON_GPU = {
+    "device": H200,
+    "gpu": GPU,
+    "timings": (
+        timing(6.0, student_times_ms=(2.0,), naive_times_ms=(12.0,), ratio_low=5.94, ratio_high=6.06, **HEADLINE),
+    ),
+}
+
+
+def test_the_speed_up_stands_beside_the_reference_and_its_thresholds():
+    chart = block_of(report_of(**ON_GPU), "speed", BarChart)
+    assert chart.title == "Speed-up over naive at queries = keys = 8,192"
+    assert chart.bars == (
+        Bar(name="yours", whose=Whose.OWN, value=6.0, low=5.94, high=6.06),
+        Bar(name="naive", whose=Whose.NAIVE, value=1.0),
+        Bar(name="reference", whose=Whose.REFERENCE, value=24.0),
+    )
+    assert chart.levels[-1] == Level(name="100% of the points", value=8.0)
+
+
+def test_only_the_size_that_is_judged_shows_thresholds():
+    other = timing(3.0, axes={"queries": 4096, "keys": 4096})
+    charts = [
+        block
+        for block in report_of(**{**ON_GPU, "timings": (*ON_GPU["timings"], other)}).section("speed").blocks
+        if isinstance(block, BarChart)
+    ]
+    assert [bool(chart.levels) for chart in charts] == [True, False]
+
+
+def test_the_roofline_says_what_bounds_the_work_and_how_near_it_is():
+    found = report_of(**ON_GPU)
+    said = found.section("speed").sentences[1]
+    assert "you reach 400 TFLOP/s and, counting every byte once, 500 GB/s" in said
+    assert "800 FLOP a byte; on this GPU arithmetic is the limit from 200 on" in said
+    assert said.endswith("So it is bound by arithmetic, and you reach 50% of that ceiling.")
+    chart = block_of(found, "speed", LineChart, "Roofline")
+    own, reference, naive, roof = chart.series
+    assert own.points == ((800.0, 400e12),)
+    assert reference.points == ((800.0, 1600e12),)
+    assert naive.points[0][0] == pytest.approx(20.0), "naive is held to what its own chain moves"
+    assert roof.points[1] == (200.0, 800e12), "the ridge"
+    assert not own.joined
+    table = block_of(found, "speed", Table, "Under")
+    assert table.rows[0] == ("yours", "queries = keys = 8,192", "400 TFLOP/s", "500 GB/s", "800", "compute", "50%")
+    assert [row[5] for row in table.rows] == ["compute", "compute", "memory"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"gpu": None}, id="an-older-examination"),
+        pytest.param({"gpu": dataclasses.replace(GPU, ceilings=None)}, id="no-ceilings"),
+        pytest.param({"timings": (timing(6.0),)}, id="work-not-counted"),
+        pytest.param({"timings": (timing(6.0, **{**HEADLINE, "dtype": "float8"}),)}, id="no-ceiling-of-that-dtype"),
+    ],
+)
+def test_without_ceilings_there_is_no_roofline_and_nothing_is_guessed(changes):
+    found = report_of(**{**ON_GPU, **changes})
+    assert not [block for block in found.section("speed").blocks if block.title.startswith(("Roofline", "Under"))]
+    assert "ceiling" not in printed(found).split("Where this comes from")[0]
+
+
+def test_the_gpus_memory_is_drawn_and_said_where_naive_reaches_it():
+    found = report_of(**ON_GPU)
+    # 8 T² bytes fill 2**30 at T = 11,585; 1000 T at about a million
+    said = " ".join(found.section("memory").sentences)
+    assert (
+        "The naive baseline would fill this GPU's 1.00 GiB at about T = 12,000, yours at about T = 1.1 million" in said
+    )
+    chart = block_of(found, "memory", LineChart)
+    assert chart.levels == (Level(name="this GPU's memory", value=float(1 << 30)),)
+    continued = next(series for series in chart.series if not series.measured)
+    assert (continued.name, continued.whose) == ("naive, as it grows", Whose.NAIVE)
+    assert continued.points[0] == (384.0, 8.0 * 384**2)
+    assert continued.points[1] == pytest.approx((2.0**13.5, 2.0**30))
+
+
+def test_without_a_gpu_no_capacity_is_drawn_and_a_common_one_is_named():
+    found = report_of()
+    assert block_of(found, "memory", LineChart).levels == ()
+    assert "a GPU of 80.0 GiB at about T = 100,000" in " ".join(found.section("memory").sentences)
+
+
+def test_a_size_that_did_not_fit_is_drawn_where_it_would_lie():
+    points = memory_points(2.0)
+    last = dataclasses.replace(points[-1], failure=Failure(kind=FailureKind.MEMORY_LIMIT, message="m"))
+    found = report_of(memory=(*points[:-1], last))
+    beyond = block_of(found, "memory", LineChart).series[-1]
+    assert (beyond.name, beyond.measured) == ("yours, as it would grow", False)
+    assert beyond.points[1] == pytest.approx((384.0, 1000.0 * 384**2))
+    assert "T = 384 does not fit" in found.section("memory").measured
+
+
+def test_provenance_tells_the_gpus_clocks_and_what_slowed_it():
+    rows = dict(block_of(report_of(**ON_GPU), "provenance", Table).rows)
+    assert rows["GPU memory"] == "1.00 GiB"
+    assert rows["measured ceilings"] == "copies at 4.00 TB/s; matrix products: bfloat16 800 TFLOP/s"
+    assert rows["GPU before"] == "1,980 MHz, memory 3,201 MHz, 34 °C, 121 W, not slowed"
+    assert rows["GPU after"].endswith("slowed by power cap and software thermal slowdown")
+
+
+def test_times_by_the_files_own_events_stand_beside_ours():
+    seen = timing(6.0, student_events_ms=(1.98, 1.99, 2.0), **HEADLINE)
+    table = block_of(report_of(**{**ON_GPU, "timings": (seen,)}), "speed", Table, "Times")
+    assert table.rows[0][table.columns.index("your CUDA events")] == "1.990 ms"
+    assert "your CUDA events" not in block_of(report_of(**ON_GPU), "speed", Table, "Times").columns
 
 
 def test_speed_is_told_with_its_interval():
@@ -176,7 +343,11 @@ def test_provenance_commits_to_the_seed_and_gives_the_command():
     assert ("seed, SHA-256", hashlib.sha256(str(SEED).encode()).hexdigest()) in table.rows
     assert ("triton", "3.6.0") in table.rows
     assert str(SEED) not in printed(found)
-    assert "tilegrade grade FILE --assignment flash-attention-forward" in found.section("provenance").sentences[-1]
+    command = block_of(found, "provenance", Command)
+    assert command.text == "tilegrade grade YOUR_FILE.py --assignment flash-attention-forward"
+    assert command.text in printed(found, width=40), "not broken, so that it can be copied"
+    on_gpu = block_of(report_of(**ON_GPU), "provenance", Command)
+    assert on_gpu.text.endswith(" --device cuda")
     assert str(SEED) in printed(report_of(for_staff=True))
 
 
@@ -208,7 +379,7 @@ def test_a_hidden_probe_is_one_line_with_its_verdict(run, verdict):
     shown = printed(found)
     assert "secret" not in shown
     assert "0.123" not in shown
-    assert block_of(found, "numerics", Table).rows[1] == ("hidden 1", "", verdict, "", "", "")
+    assert block_of(found, "numerics", Table).rows[1] == ("hidden 1", "", verdict, "", "", "", "")
     staff = printed(report_of(HIDDEN, run, stdout="printed in secret", output_bytes=17, for_staff=True))
     assert "secret (hidden)" in staff
     assert "printed in secret" in staff
@@ -297,12 +468,13 @@ def test_strangers_text_stands_in_hostile_cells():
 def test_a_report_prints_at_any_width(slug, width):
     assignment = assignment_of(slug)
     shown = printed(report_of(assignment, wrong("random", assignment), for_staff=True), width)
-    assert max(len(line) for line in shown.splitlines()) <= width
+    # a command is one line, so that it can be copied
+    assert max(len(line) for line in shown.splitlines() if "tilegrade grade" not in line) <= width
     assert "Where this comes from" in shown
 
 
 @pytest.mark.parametrize("slug", ["flash-attention-forward", "fused-bias-dropout-layernorm"])
-@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("width", [80, 100, 150])
 def test_the_probe_table_breaks_no_name_and_loses_no_points(slug, width):
     assignment = assignment_of(slug)
     shown = printed(report_of(assignment, wrong("random", assignment), for_staff=True), width)
@@ -310,7 +482,7 @@ def test_the_probe_table_breaks_no_name_and_loses_no_points(slug, width):
     for probe in assignment.cases:
         row = next(line for line in table.splitlines() if line.startswith(f" {probe.name} "))
         assert f"of {probe.points:g}" in row
-    assert ("what it tries" in table) is (width == 100)
+    assert ("what it tries" in table) is (width == 150)
 
 
 def test_a_power_law_is_a_straight_line():
@@ -320,8 +492,8 @@ def test_a_power_law_is_a_straight_line():
         y_label="",
         y_unit="bytes",
         series=(
-            Series(name="yours", points=((64, 1024), (128, 2048), (256, 4096))),
-            Series(name="naive", points=((64, 4096), (128, 16384), (256, 65536))),
+            Series(name="yours", whose=Whose.OWN, points=((64, 1024), (128, 2048), (256, 4096))),
+            Series(name="naive", whose=Whose.NAIVE, points=((64, 4096), (128, 16384), (256, 65536))),
         ),
     )
     lines = line_plot(chart)
@@ -329,21 +501,40 @@ def test_a_power_law_is_a_straight_line():
     (x1, y1), (x2, y2), (x3, y3) = sorted(yours)
     assert abs((x2 - x1) - (x3 - x2)) <= 1
     assert abs((y1 - y2) - (y2 - y3)) <= 1
-    assert lines[0].startswith("64.0 KiB")
-    assert lines[11].startswith("1.00 KiB")
-    assert "● yours  ○ naive" in lines[-1]
+    assert lines[0].startswith("64 KiB")
+    assert lines[11].startswith(" 1 KiB")
+    assert "● yours  ■ naive" in lines[-1]
 
 
-@pytest.mark.parametrize("series", [(), (Series(name="yours", points=((64, 0),)),)], ids=["none", "zero"])
+def test_a_level_is_drawn_across_and_named_with_its_value():
+    yours = Series(name="yours", whose=Whose.OWN, points=((64, 1024), (256, 4096)))
+    full = Level(name="all of it", value=65536.0)
+    lines = line_plot(LineChart(title="", x_label="T", y_label="", y_unit="bytes", series=(yours,), levels=(full,)))
+    assert lines[0].endswith("┄" * 48)
+    assert lines[-1].endswith("┄ all of it 64 KiB")
+
+
+NOTHING = Series(name="yours", whose=Whose.OWN, points=((64, 0),))
+
+
+@pytest.mark.parametrize("series", [(), (NOTHING,)], ids=["none", "zero"])
 def test_an_empty_chart_says_so(series):
     chart = LineChart(title="", x_label="", y_label="", y_unit="ms", series=series)
     assert line_plot(chart) == ["nothing was measured"]
 
 
 def test_bars_are_as_long_as_their_numbers():
-    lines = bar_plot(BarChart(title="", unit="launches", bars=(("a", 3.0), ("bb", 1.0), ("c", 0.0))))
+    bars = tuple(Bar(name=name, whose=Whose.OWN, value=value) for name, value in (("a", 3.0), ("bb", 1.0), ("c", 0.0)))
+    lines = bar_plot(BarChart(title="", unit="launches", bars=bars))
     assert [line.count("█") for line in lines] == [32, 11, 0]
     assert lines[0].endswith(" 3")
+
+
+def test_a_bar_tells_its_interval_and_a_chart_its_levels():
+    bar = Bar(name="yours", whose=Whose.OWN, value=6.0, low=5.9, high=6.1)
+    lines = bar_plot(BarChart(title="", unit="times", bars=(bar,), levels=(Level(name="all points", value=12.0),)))
+    assert lines[0].endswith("6× (5.9× to 6.1×)")
+    assert lines[1] == "┄ all points 12×"
 
 
 def test_a_map_is_darkest_where_it_is_worst():

@@ -1,0 +1,193 @@
+"""The report of a submission: the page, the part that a script puts into it, and the file to keep."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import re
+import threading
+from html.parser import HTMLParser
+
+import pytest
+from web_campus import SLUG, Campus, corpus, stored
+
+from grader.measurement import Failure, FailureKind, ProbeFailed
+from grader.models import Role
+from grader.web import charts
+from grader.web import reports as report_pages
+
+MOST_KB = 300  # compressed, of a report with its charts
+
+
+def whole(campus: Campus, name: str, submission_id: int) -> str:
+    """The page once its charts are drawn: the script's request waits for them."""
+    client = campus.client(name)
+    assert client.get(f"/submissions/{submission_id}/report").status_code == 200
+    return client.get(f"/submissions/{submission_id}").text
+
+
+def test_the_report_shows_verdict_axes_probes_and_charts(campus: Campus) -> None:
+    html = whole(campus, "ada", campus.graded("ada", stored("no-rescale-output"), corpus("no-rescale-output")))
+    for wanted in ("Wrong result", "Numerics", "Memory", "Structure", "Speed", "Not measured", "rising-max"):
+        assert wanted in html
+    assert html.count('class="chart map"') == 3
+    assert html.count('<div class="drawing" role="img"') == html.count("<figure") >= 6
+    assert "peak above the inputs against" in html
+    assert 'id="L12"' in html
+
+
+def test_a_wrong_probe_shows_its_first_wrong_element(sqlite_campus: Campus) -> None:
+    html = whole(sqlite_campus, "ada", sqlite_campus.graded("ada", stored("no-rescale-output")))
+    assert "o[0, 37, 0]: -0.2471, not -0.2243" in html
+
+
+def test_every_axis_says_what_was_measured_against_what_was_asked(sqlite_campus: Campus) -> None:
+    html = whole(sqlite_campus, "ada", sqlite_campus.graded("ada", stored("stored-scores")))
+    cards = html[html.index('<ul class="axes">') : html.index("</ul>", html.index('<ul class="axes">'))]
+    assert cards.count("<dt>Asked</dt>") == 4
+    assert "<dd>grows like T^1.80</dd>" in cards
+    assert "at most T^1.25, and every size fits" in cards
+
+
+def test_a_named_mistake_comes_with_its_step_and_hint(sqlite_campus: Campus) -> None:
+    html = whole(sqlite_campus, "ada", sqlite_campus.graded("ada", stored("no-rescale-output")))
+    assert "no-rescale-output</code>" in html
+    assert "The step to look at" in html
+    assert "Hint: " in html
+
+
+def test_lines_of_the_file_link_to_the_source(sqlite_campus: Campus) -> None:
+    html = whole(sqlite_campus, "ada", sqlite_campus.graded("ada", stored("compile-error"), corpus("compile-error")))
+    assert '<a href="#L42">line 42</a>' in html, "beside the message"
+    assert 'File &#34;submission.py&#34;, <a href="#L68">line 68</a>' in html, "in the traceback"
+    assert "File &#34;jit.py&#34;, line 370" in html, "which is no line of the student's"
+    for line in (42, 68):
+        assert f'id="L{line}"' in html
+
+
+def test_a_strangers_traceback_makes_links_to_lines_and_nothing_else(sqlite_campus: Campus) -> None:
+    evil = 'File "submission.py", line 1"><script>alert(1)</script>\nFile "submission.py", line 99999999999\n'
+    failure = Failure(kind=FailureKind.RAISES, message=evil, traceback=evil, line=1, stage="random")
+    found = dataclasses.replace(
+        stored("compile-error"),
+        probes=tuple(ProbeFailed(name=run.name, failure=failure) for run in stored("compile-error").probes),
+    )
+    html = whole(sqlite_campus, "ada", sqlite_campus.graded("ada", found))
+    assert '<a href="#L1">line 1</a>&#34;&gt;&lt;script&gt;' in html
+    assert "<script>alert" not in html
+    assert "#L9999" not in html
+
+
+def test_a_page_waits_for_no_drawing_and_says_the_same_in_words(
+    sqlite_campus: Campus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    real = charts._draw
+
+    def slow(text: str) -> str:
+        may_go_on.wait(30)
+        return real(text)
+
+    monkeypatch.setattr(charts, "_draw", slow)
+    monkeypatch.setattr(report_pages, "PAGE_WAIT_S", 0.01)
+    submission_id = sqlite_campus.graded("ada", stored("ok-block-pointers"))
+    html = sqlite_campus.client("ada").get(f"/submissions/{submission_id}").text
+    assert 'class="drawing"' not in html
+    assert html.count("This chart is still being drawn") == html.count("<figure") == 3
+    assert "In words: peak above the inputs against T. yours:" in html
+    may_go_on.set()
+    assert whole(sqlite_campus, "ada", submission_id).count('class="drawing"') == 3
+
+
+def test_no_connection_is_held_while_charts_are_waited_for(campus: Campus, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    real = charts._draw
+
+    def noting(text: str) -> str:
+        held.append(campus.database.engine.pool.checkedout())
+        return real(text)
+
+    monkeypatch.setattr(charts, "_draw", noting)
+    submission_id = campus.graded("ada", stored("ok-block-pointers"))
+    for path in ("report", "report.html"):
+        assert campus.client("ada").get(f"/submissions/{submission_id}/{path}").status_code == 200
+    assert set(held) == {0}
+
+
+@pytest.mark.parametrize("name", ["no-rescale-output", "ok-block-pointers"])
+def test_a_report_is_small_and_asks_the_database_little(campus: Campus, name: str) -> None:
+    submission_id = campus.graded("ada", stored(name), corpus(name))
+    html = whole(campus, "ada", submission_id)
+    assert len(gzip.compress(html.encode())) < MOST_KB * 1000 / 4, "half of the limit is for the style and the script"
+    client = campus.client("ada")
+    with campus.counted_queries() as sent:
+        client.get(f"/submissions/{submission_id}")
+    assert len(sent) <= 6, sent
+
+
+# -- the file to keep --------------------------------------------------------------------------------------------------
+
+
+class Links(HTMLParser):
+    """Everything in a page that a browser would fetch, run, or go to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str, str]] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.found += [(tag, name, value or "") for name, value in attrs if name in ("href", "src", "action", "data")]
+        self.found += [(tag, name, value or "") for name, value in attrs if name.startswith("on") or name == "style"]
+
+
+def kept_file(campus: Campus, name: str, submission_id: int, role: Role = Role.STUDENT) -> str:
+    answer = campus.client(name, role).get(f"/submissions/{submission_id}/report.html")
+    assert answer.status_code == 200
+    assert answer.headers["Content-Disposition"] == f'attachment; filename="report-{submission_id}.html"'
+    return answer.text
+
+
+def test_the_file_to_keep_holds_everything_and_fetches_nothing(campus: Campus) -> None:
+    submission_id = campus.graded("ada", stored("no-rescale-output"), corpus("no-rescale-output"))
+    html = kept_file(campus, "ada", submission_id)
+    links = Links()
+    links.feed(html)
+    assert not links.tags & {"script", "link", "img", "iframe", "form", "button", "object"}
+    assert all(tag == "a" and value.startswith("#") for tag, _, value in links.found), links.found
+    assert "url(" not in html
+    assert "@import" not in html
+    assert html.count('class="drawing"') == html.count("<figure") >= 6, "charts are waited for"
+    assert "--chart-own: " in html
+    assert "rising-max" in html
+    assert "Submission #" in html
+    for link in {value for _, _, value in links.found}:
+        assert f'id="{link[1:]}"' in html, f"{link} leads nowhere"
+
+
+def test_the_file_to_keep_tells_a_student_no_more_than_the_page(sqlite_campus: Campus) -> None:
+    hidden = [case.name for case in sqlite_campus.catalog.load(SLUG).cases if case.hidden]
+    found = dataclasses.replace(stored("ok-block-pointers"), seed=123454321)
+    submission_id = sqlite_campus.graded("ada", found)
+    mine = kept_file(sqlite_campus, "ada", submission_id)
+    theirs = kept_file(sqlite_campus, "grace", submission_id, Role.INSTRUCTOR)
+    for secret in (*hidden, "123454321"):
+        assert secret not in mine
+        assert secret in theirs
+    assert sqlite_campus.client("bob").get(f"/submissions/{submission_id}/report.html").status_code == 404
+
+
+def test_there_is_no_file_before_there_is_a_report(sqlite_campus: Campus) -> None:
+    submission_id = sqlite_campus.hand_in("ada")
+    client = sqlite_campus.client("ada")
+    assert client.get(f"/submissions/{submission_id}/report.html").status_code == 404
+    assert "Download report" not in client.get(f"/submissions/{submission_id}").text
+
+
+def test_every_tone_and_key_that_a_report_uses_is_in_the_style_sheet(sqlite_campus: Campus) -> None:
+    html = kept_file(sqlite_campus, "ada", sqlite_campus.graded("ada", stored("no-rescale-output")))
+    body = html[html.index("<body>") :]
+    for name in {name for names in re.findall(r'class="([^"]+)"', body) for name in names.split()}:
+        if name.startswith(("key-", "heat-", "chart", "axis", "drawing", "verdict")) or name in ("key", "map", "step"):
+            assert f".{name}" in report_pages.style_sheet(), name
