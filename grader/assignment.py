@@ -27,6 +27,7 @@ LAYOUTS = ("contiguous", "strided")
 DTYPES = ("float32", "float16", "bfloat16")
 ENTRY_KINDS = ("function", "autograd")
 DEVICES = ("interpreter", "cuda")
+REPLAYS = ("never", "top", "always")
 _FILES = ("assignment.toml", "handout.md", "starter.py")
 SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -125,6 +126,7 @@ class Speed:
     options: Mapping[str, Any]
     steps: tuple[SpeedStep, ...]
     gpu_steps: Mapping[str, tuple[SpeedStep, ...]]  # by GPU model, where they differ
+    replay: str = "never"  # whose kernels are run again without their Python; "top": of who earns all speed points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -477,6 +479,7 @@ def _speed(table: _Table) -> Speed:
         options=table.mapping("options", {}),
         steps=steps("steps", table.get("steps", list)),
         gpu_steps={model: steps(f"gpu_steps.{model}", gpu.get(model, list)) for model in gpu.names()} if gpu else {},
+        replay=table.choice("replay", REPLAYS, "never"),
     )
     if not found.sizes:
         table.fail("sizes", "names no size; the first is the headline")

@@ -86,6 +86,8 @@ class _Half(Protocol):
 
     def flat(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor: ...
 
+    def settle(self) -> None: ...
+
     def watch(self, message: Message, inputs: Mapping[str, torch.Tensor]) -> _Watch: ...
 
 
@@ -216,6 +218,7 @@ class Candidate:
                         "copied": copied,
                     }
                 )
+        self._half.settle()  # the examiner reads as soon as we answer
         return said
 
     def tensor(self, spec: Message) -> torch.Tensor:

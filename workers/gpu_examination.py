@@ -36,6 +36,7 @@ from grader.measurement import (
     LargeCall,
     MemoryPoint,
     ProbeFailed,
+    Replay,
     Timing,
 )
 from grader.roofline import is_too_fast, roofline
@@ -49,6 +50,7 @@ from workers.examination import Audited, Examiner, Progress, Sandboxes, installe
 from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRows, WrongRowsError, window_seeds
 from workers.interview import CandidateFailedError, Interview
 from workers.large_calls import plain_call
+from workers.replay import conclude, is_wanted, replay
 from workers.sanitizer import broken_probe, look_closer
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ HEADLINE_S = 2.5
 OTHER_S = 0.8
 BALLAST_FACTOR = 4  # times what the reference needs is left to the student at the largest size,
 BALLAST_LEAST_BYTES = 1 << 30  # and at least this, for modules, local memory and rounding
-LANES = 3  # one holds the GPU, one is compiled for it, one waits for its audit and is recorded
+LANES = 4  # one holds the GPU, one is ready for it, two are compiled and audited
 SWITCH_S = 1e-4
 _POLL_S = 0.001
 
@@ -147,24 +149,35 @@ class Rivals:
         return self._running[key]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """CPU cores on which hand-ins are compiled before they get a GPU."""
+    """CPU cores on which hand-ins are compiled before they get a GPU. Lanes that compile at a time share them.
 
-    sandboxes: Sandboxes
-    n_candidates: int
-    budget_s: float = 60.0
+    Args:
+        n_candidates: how many work at a time.
+    """
+
+    def __init__(self, *, sandboxes: Sandboxes, n_candidates: int, budget_s: float = 60.0) -> None:
+        self._sandboxes, self._n_candidates, self._budget_s = sandboxes, n_candidates, budget_s
+        self._counting = threading.Lock()
+        self._n_inside = 0
 
     def compile(self, assignment: Assignment, source: bytes) -> list[bytes]:
         """Archives of Triton's cache for every call of the examination."""
-        return compile_ahead(
-            assignment,
-            reference.load(assignment.operation),
-            source,
-            pool=self.sandboxes,
-            n_candidates=self.n_candidates,
-            budget_s=self.budget_s,
-        )
+        with self._counting:
+            self._n_inside += 1
+            share = max(1, self._n_candidates // self._n_inside)
+        try:
+            return compile_ahead(
+                assignment,
+                reference.load(assignment.operation),
+                source,
+                pool=self._sandboxes,
+                n_candidates=share,
+                budget_s=self._budget_s,
+            )
+        finally:
+            with self._counting:
+                self._n_inside -= 1
 
 
 def examine_on_gpu(
@@ -221,6 +234,7 @@ def examine_on_gpu(
         noted.seconds["second-look"] = time.monotonic() - began
         audited = audited_later.result() if audited_later is not None else Audited()
         audited = dataclasses.replace(audited, memory=course.memory)
+        replayed, signs = conclude(course.replay, audited.audit) if course.replay is not None else (None, [])
         if on_cpu is not None:
             on_gpu.stages += on_cpu.stages
     examination = on_gpu.examination(
@@ -235,7 +249,8 @@ def examine_on_gpu(
         gpu=GpuFacts(memory_bytes=gpu.total_bytes, ceilings=ceilings, before=course.before, after=course.after),
         device_fault=fault,
         large_calls=tuple(course.large_calls),
-        evidence=tuple(dict.fromkeys((*examination.evidence, *course.evidence))),
+        replay=replayed,
+        evidence=tuple(dict.fromkeys((*examination.evidence, *course.evidence, *signs))),
     )
 
 
@@ -332,10 +347,8 @@ class WarmGpu:
                 interpreter = self._stack.enter_context(interpreter_pool(limits, size=self.lanes, nice=BACKGROUND_NICE))
                 rivals = Rivals(self._gpu, candidates)
                 self._stack.callback(rivals.close)
-                share = n_compilers if self.lanes == 1 else max(1, n_compilers // 2)
-                self._warm[limits] = _Warm(
-                    candidates, interpreter, rivals, Ahead(sandboxes=compilers, n_candidates=share)
-                )
+                ahead = Ahead(sandboxes=compilers, n_candidates=n_compilers)
+                self._warm[limits] = _Warm(candidates, interpreter, rivals, ahead)
             return self._warm[limits]
 
     def close(self) -> None:
@@ -387,6 +400,7 @@ class _Course:
         self.memory: list[MemoryPoint] = []
         self.timings: list[Timing] = []
         self.large_calls: list[LargeCall] = []
+        self.replay: Replay | None = None
         self.evidence: list[Evidence] = []
         self.before: GpuState | None = None
         self.after: GpuState | None = None
@@ -483,8 +497,24 @@ class _Course:
             self._record.races.append((size, race))
             self.evidence += race.evidence
             self.timings.append(timing)
+            if headline and is_wanted(self._assignment, timing, self._gpu.name):
+                with self._timed("replay"):
+                    self.replay = replay(
+                        stopwatch, size, timing, student, others,
+                        begin=self._begin_empty, gpu=self._gpu, assignment=self._assignment,
+                    )  # fmt: skip
             if self._ceilings is not None:
                 self._hold_to_roof(timing, self._ceilings)
+
+    def _begin_empty(self) -> Interview:
+        """A candidate that has the arena open and loads no file."""
+        interview = Interview(self._examiner.sandboxes.take(timeout_s=60.0))
+        try:
+            open_arena(interview, self._gpu)
+        except BaseException:
+            interview.end()
+            raise
+        return interview
 
     def _is_wrong_alone(self, stopwatch: Stopwatch, size: Size, wrong: WrongRows | None) -> bool:
         """Whether a plain call at this size, by a process that saw no window, fails or is wrong too; noted then."""

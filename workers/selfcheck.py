@@ -25,7 +25,15 @@ from typing import Any
 
 from grader import assignment
 from workers import processes
-from workers.isolation import FIRST_SLOT_UID, SLOTS, Limits, SandboxUnavailable, hidden_paths, may_use_slots
+from workers.isolation import (
+    FIRST_SLOT_UID,
+    OWN_PROCESSES,
+    SLOTS,
+    Limits,
+    SandboxUnavailable,
+    hidden_paths,
+    may_use_slots,
+)
 from workers.protocol import PeerGoneError, ProtocolError, TimedOutError
 from workers.sandbox import Ending, Sandbox, SandboxPool
 from workers.seccomp import SeccompError, candidate_filter
@@ -69,8 +77,8 @@ class Check:
 
 
 def why_not(checks: Sequence[Check]) -> str:
-    """Why a worker may take no work, in one line for the staff; empty when it may."""
-    return " ".join(f"{one.name}: {one.found}. {one.remedy}".strip() for one in checks if one.needed and not one.ok)
+    """Why a worker may take no work, a line for each wall, for the staff; empty when it may."""
+    return "\n".join(f"{one.name}: {one.found}. {one.remedy}".strip() for one in checks if one.needed and not one.ok)
 
 
 def check_sandbox(*, gpu: bool, allow_reduced: bool, hidden: Sequence[str] = ()) -> list[Check]:
@@ -177,13 +185,16 @@ class _Checker:
     def _check(
         self, name: str, *, ok: bool, tried: str, found: str, remedy: str = "", reducible: bool = False
     ) -> Check:
+        needed = self._reduced_needed or not reducible
+        if needed and reducible:
+            remedy += " Or set TILEGRADE_ALLOW_REDUCED_SANDBOX=1, and trust every student."
         return Check(
             name=f"{name} (gpu)" if self._gpu else name,
             ok=ok,
             tried=tried,
             found=found,
             remedy="" if ok else remedy,
-            needed=self._reduced_needed or not reducible,
+            needed=needed,
         )
 
     # -- walls -------------------------------------------------------------------------------------------------------
@@ -336,7 +347,7 @@ class _Checker:
 
     def _processes(self) -> Iterator[Check]:
         started = self._ask("multiply", most=_MOST_PROCESSES)["started"]
-        ok = started <= LIMITS.processes
+        ok = started <= LIMITS.processes + OWN_PROCESSES
         yield self._check(
             "processes",
             ok=ok,
@@ -465,4 +476,4 @@ def in_a_process(*flags: str, limit_s: float = 180.0) -> Outcome:
         reason = complained.strip()[-1500:] or said[-1500:] or f"exit status {process.returncode}"
         return Outcome(why_not=f"the check itself failed: {reason}", note="")
     missing = (f"{one.name}: {one.found}. {one.remedy}" for one in checks if not one.ok and not one.needed)
-    return Outcome(why_not=why_not(checks), note=" ".join(missing))
+    return Outcome(why_not=why_not(checks), note="\n".join(missing))

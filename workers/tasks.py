@@ -493,7 +493,7 @@ def main(argv: list[str] | None = None) -> int:
         run_worker(
             host.settings,
             host.examine,
-            note=f"{host.note} {note}".strip(),
+            note=f"{host.note}\n{note}".strip(),
             lanes=host.lanes,
             check_again=host.check_again,
             start_over=start_over,

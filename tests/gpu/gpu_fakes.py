@@ -159,6 +159,7 @@ def make_candidate(gpu, clock, allocator, call, monkeypatch, *, is_autograd=Fals
     monkeypatch.setattr(cuda_candidate, "_segments", lambda ptrs: [s for one in gpu.allocators for s in one.segments()])
     half = cuda_candidate.CudaHalf.__new__(cuda_candidate.CudaHalf)
     half.tick = torch.zeros(1)
+    half._submission_file, half._n_tuned, half._listen = "submission.py", lambda: 0, lambda note: None
     half._memory, half._plan, half._held, half._found = gpu.arena, None, None, []
     monkeypatch.setattr(half, "_open_arena", lambda message: {"op": "opened"})
     made = candidate.Candidate(mmap.mmap(-1, 4096), Path("submission.py"), half)

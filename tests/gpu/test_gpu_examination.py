@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from gpu_fakes import Allocator, Clock, FakeGpu, make_candidate
 
 import reference
 from grader.assignment import load_assignment
@@ -58,3 +60,19 @@ def test_archives_reach_the_candidate_one_after_another():
     heard = Heard()
     ahead.archives_into(heard, [b"first", b"second one"])
     assert heard.said == [("cache", b"first"), ("cache", b"second one")]
+
+
+def test_results_are_in_the_arena_before_the_candidate_says_so(monkeypatch):
+    """A GPU copies later than it is told; the examiner reads as soon as it is answered."""
+    clock = Clock()
+    gpu = FakeGpu(clock)
+    made = make_candidate(gpu, clock, Allocator(4096, 4), lambda x: x + 1, monkeypatch)
+    events = []
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *args: (events.append("copy"), copy(self, *args))[1])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("wait"))
+    x = {"name": "x", "offset": 0, "count": 4, "shape": [4], "strides": [1], "dtype": "float32"}
+    slot = {"name": "y", "offset": 256, "capacity": 64, "shape": [4]}
+    said = made.answer({"op": "call", "inputs": [x], "options": [], "outputs": [slot]})
+    assert said["op"] == "result", said
+    assert events[-2:] == ["copy", "wait"]

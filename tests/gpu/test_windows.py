@@ -87,9 +87,7 @@ def test_an_honest_file_gets_its_time_and_its_ratio(track):
 @pytest.mark.parametrize("name", ["student", "naive", "reference"])
 def test_memory_that_moves_before_it_settles_costs_no_time_and_voids_nothing(track, name, n_restless):
     times_ms = {"student": 6.0, "naive": 30.0, "reference": 3.0}
-    rivals = {
-        one: track.rival(one, ms=ms, n_restless=n_restless if one == name else 0) for one, ms in times_ms.items()
-    }
+    rivals = {one: track.rival(one, ms=ms, n_restless=n_restless if one == name else 0) for one, ms in times_ms.items()}
     watch = track.stopwatch()
     race = watch.race(SIZE, rivals["student"], [rivals["naive"], rivals["reference"]], budget_s=100.0, headline=True)
     for one, ms in times_ms.items():

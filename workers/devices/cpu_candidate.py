@@ -38,6 +38,9 @@ class CpuHalf:
         """[count], a view of the arena from byte `offset` on."""
         return torch.frombuffer(self._arena, dtype=dtype, count=count, offset=offset)
 
+    def settle(self) -> None:
+        """Wait for what was copied: on a CPU it is there already."""
+
     def watch(self, message: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> audit.Watch:
         """A context around one call; its `facts` are sent along with the result."""
         return audit.Watch(

@@ -4,7 +4,7 @@ Like all of the candidate it is untrusted: the clock, the memory meter and every
 says about times, addresses and shapes are claims, checked there before they are used.
 
 Messages in, beside those of workers/candidate.py: arena, cache, prepare, rehearse, segments, window, release, measure,
-backward, trim.
+backward, trim, record, replay.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from triton.compiler import CompiledKernel
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
+from workers import entry, record
+from workers.devices.replaying import Recorder, Replayer, watch_launches
 from workers.storages import OperationCounts
 
 if TYPE_CHECKING:
@@ -59,12 +61,16 @@ class CudaHalf:
         self._held: Any = None
         self._found: list[list[Any]] = []
         self._n_tuned = _count_tuning()
+        self._listen = watch_launches()
         self.tick = torch.zeros(1, device="cuda")
         import cuda.bindings.driver
         import cuda.bindings.runtime  # noqa: F401 (now, not when the first request needs them)
 
         # Triton builds a small C library per signature; what all share is built now
         _warm_kernel[(1,)](torch.zeros(16, device="cuda"), 16, BLOCK=16)
+        # the first gradient imports half a thousand modules, two seconds of them, and starts a thread for the device
+        leaf = torch.zeros(16, device="cuda", requires_grad=True)
+        torch.autograd.grad(leaf * 2, leaf, torch.ones_like(leaf))
         torch.cuda.synchronize()
         # what is there now stays: collecting it again and again would take a tenth of a second each time
         gc.collect()
@@ -83,6 +89,8 @@ class CudaHalf:
             "measure": lambda message: self._measure(candidate, message),
             "backward": self._backward,
             "trim": self._trim,
+            "record": self._record,
+            "replay": lambda message: self._replay(candidate, message),
         }
 
     def flat(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
@@ -91,6 +99,10 @@ class CudaHalf:
             # cloned first: on the GPU it is an allocation of its own, with nothing behind its end
             return self._memory[offset : offset + count * dtype.itemsize].clone().view(dtype).cuda()
         return self._memory[offset : offset + count * dtype.itemsize].view(dtype)
+
+    def settle(self) -> None:
+        """Wait for what was copied: a GPU does it later than it is told."""
+        torch.cuda.synchronize()
 
     def watch(self, message: Message, inputs: Mapping[str, torch.Tensor]) -> _CudaWatch:  # noqa: ARG002
         """A context around one call; leaving it waits for the GPU, so that an error in a kernel is this call's."""
@@ -190,6 +202,22 @@ class CudaHalf:
         torch.cuda.synchronize()
         return {"op": "trimmed"}
 
+    def _record(self, message: Message) -> Message:
+        """Note what one call of the planned ones does on the GPU, and leave the notes in the host's memory."""
+        plan = self._planned()
+        plan.outputs.clear()
+        data = record.dump(plan.recorded(self._listen))
+        if len(data) > message["most_bytes"]:
+            return {"op": "recorded", "length": 0}
+        self._host[: len(data)] = data
+        return {"op": "recorded", "length": len(data)}
+
+    def _replay(self, candidate: Candidate, message: Message) -> Message:
+        """Be the kernels of a record, in a process that loads no file: in place of `load`."""
+        replayer = Replayer(record.parse(self._host[: message["length"]]))
+        candidate.entry = entry.Entry("replay", replayer.call, replayer.is_autograd)
+        return {"op": "loaded", "entry": "replay", "is_autograd": replayer.is_autograd}
+
     def _planned(self) -> _Plan:
         if self._plan is None:
             raise RuntimeError("no window was prepared")
@@ -259,6 +287,19 @@ class _Plan:
     def backward(self) -> None:
         """Gradients of the one call made so far; they are kept too."""
         self.outputs.append(self._gradients(self.outputs[0][0], 0))
+
+    def recorded(self, listen: Callable[[Any], None]) -> record.Record:
+        """What the first call does, forward and backward."""
+        upstream = self._upstreams[:1]
+        recorder = Recorder([*self._arguments[0], *upstream], listen)
+        with recorder.phase("forward"):
+            results = list(self.forward(0))
+        if upstream:
+            with recorder.phase("backward"):
+                results += self._gradients(results[0], 0)
+        torch.cuda.synchronize()
+        names = [slot["name"] for slot in self._slots]
+        return recorder.record(dict(zip(names, results, strict=True)))
 
     def describe(self) -> list[Message]:
         """Name, dtype, shape and strides of each output of the first call."""
