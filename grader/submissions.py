@@ -634,8 +634,19 @@ def is_gone(worker: Worker, now: datetime) -> bool:
 
 def can_take(worker: Worker, device: str, now: datetime) -> bool:
     """True when a worker is there, well, and grades what is for that device."""
-    well = worker.status is not WorkerStatus.QUARANTINED and not is_gone(worker, now)
-    return well and devices.serves(worker.device, device)
+    return is_well(worker, now) and devices.serves(worker.device, device)
+
+
+def is_well(worker: Worker, now: datetime) -> bool:
+    """True when a worker is there and takes work."""
+    return worker.status is not WorkerStatus.QUARANTINED and not is_gone(worker, now)
+
+
+def unserved(session: Session, *, now: datetime) -> list[str]:
+    """Devices that something waits for, and no worker that takes work grades on."""
+    waiting = session.scalars(select(Submission.device).where(Submission.state == State.QUEUED).distinct())
+    everybody = workers(session)
+    return sorted(device for device in waiting if not any(can_take(one, device, now) for one in everybody))
 
 
 def _refuse_when_closed(

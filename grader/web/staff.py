@@ -11,7 +11,7 @@ from grader.models import Role, Submission
 from grader.web import lists
 from grader.web.house import house, utc_now
 from grader.web.security import instructor_or_404, teacher_or_404, viewer
-from grader.web.text import points
+from grader.wording import points_text as points
 
 bp = Blueprint("staff", __name__)
 
@@ -49,8 +49,11 @@ def queue() -> str:
     with house().database.read() as db:
         page = lists.queue(db, page=request.args.get("page", 1, int), course_ids=own)
         n_others = submissions.count_waiting(db) - page.total if own is not None else 0
-        n_workers = sum(not submissions.is_gone(row, now) for row in submissions.workers(db))
-        return render_template("queue.html", page=page, n_others=n_others, n_workers=n_workers, now=now)
+        workers = [row for row in submissions.workers(db) if submissions.is_well(row, now)]
+        unserved = submissions.unserved(db, now=now) if workers else []
+        return render_template(
+            "queue.html", page=page, n_others=n_others, n_workers=len(workers), unserved=unserved, now=now
+        )
 
 
 @bp.get("/workers")
