@@ -24,14 +24,15 @@ from statistics import median
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(PROJECT))
+sys.path[:0] = [str(PROJECT), str(PROJECT / "tests" / "hostile")]
 
 import gpu_corpus  # noqa: E402
+import hostile_cases  # noqa: E402
 import torch  # noqa: E402
 
 from grader.assignment import Assignment, Limits, load_assignment  # noqa: E402
 from grader.judging import grade_json, judge  # noqa: E402
-from grader.measurement import Ceilings, ProbeMeasured, to_json  # noqa: E402
+from grader.measurement import Ceilings, Examination, ProbeMeasured, to_json  # noqa: E402
 from grader.roofline import roofline  # noqa: E402
 from workers.ahead import ahead_pool  # noqa: E402
 from workers.ceilings import measure as measure_ceilings  # noqa: E402
@@ -207,12 +208,12 @@ def _bench(limits: Limits, *, audit: bool = True, ahead: bool = True, isolation:
         )
 
 
-def _grade(assignment: Assignment, file: Path, bench: _Bench, *, whole: Path | None = None) -> dict[str, Any]:
-    record = GpuRecord()
-    began = time.monotonic()
+def _examined(
+    assignment: Assignment, source: bytes, bench: _Bench, record: GpuRecord
+) -> tuple[Examination, dict[str, Any]]:
     examination = examine_on_gpu(
         assignment,
-        file.read_bytes(),
+        source,
         gpu=bench.gpu,
         sandboxes=bench.warm,
         interpreter=bench.interpreter,
@@ -221,8 +222,14 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench, *, whole: Path | N
         ceilings=bench.ceilings,
         record=record,
     )
+    return examination, grade_json(judge(assignment, examination))
+
+
+def _grade(assignment: Assignment, file: Path, bench: _Bench, *, whole: Path | None = None) -> dict[str, Any]:
+    record = GpuRecord()
+    began = time.monotonic()
+    examination, grade = _examined(assignment, file.read_bytes(), bench, record)
     seconds = time.monotonic() - began
-    grade = grade_json(judge(assignment, examination))
     found: dict[str, Any] = {
         "file": str(file.relative_to(PROJECT)).removeprefix("tests/corpus/"),
         "verdict": grade["verdict"],
@@ -462,30 +469,63 @@ CLOCKED: tuple[tuple[str, str, dict[str, int]], ...] = (
 
 
 def exploits(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Files that attack the clock or the memory meter. Each must lose: wrong, or no faster than honest, or held."""
+    """Every hostile file of tests/hostile/cases.toml, at the headline size: what it got, and what stopped it.
+
+    Some are compiled and audited while another holds the GPU.
+    """
     assignment = _assignment("flash-attention-forward")
-    files = [*sorted((PROJECT / "tests" / "hostile" / "files").glob("*.py")), *(CORPUS / name for name in HOSTILE)]
-    with _bench(assignment.limits, audit=False, isolation=arguments.isolation) as bench:
-        for file in files:
-            if time.monotonic() - STARTED > arguments.stop_s:
-                print(f"  not run: {file.name}")
-                continue
-            try:
-                found = _grade(assignment, file, bench)
-            except Exception:
-                traceback.print_exc()
-                continue
-            _print_grade(found)
-            yield found
+    assert assignment.speed is not None
+    brief = dataclasses.replace(
+        assignment, speed=dataclasses.replace(assignment.speed, sizes=assignment.speed.sizes[:1])
+    )
+    cases = [case for case in hostile_cases.hostile() if not arguments.files or case.name in arguments.files]
+    rows = []
+    with _bench(assignment.limits, isolation=arguments.isolation) as bench, ThreadPoolExecutor(EXPLOIT_LANES) as lanes:
+        _, honest = _examined(brief, hostile_cases.BASE.read_bytes(), bench, GpuRecord())
+        print(f"  honest: {honest['score']}", flush=True)
+        for row in lanes.map(lambda case: _exploit(case, brief, bench, honest, arguments.stop_s), cases):
+            if row is not None:
+                print("  " + " | ".join(str(value) for key, value in row.items() if key in SHOWN), flush=True)
+                rows.append(row)
+                yield row
+    print(f"  undeserved points in all: {sum(row['undeserved'] for row in rows)}, of {len(rows)} files")
 
 
-HOSTILE = (
-    "hostile/cached-by-pointer.py",
-    "hostile/side-stream.py",
-    "hostile/super-batch.py",
-    "hostile/patched-clock.py",
-    "hostile/late-thread.py",
-)
+EXPLOIT_LANES = 4
+SHOWN = ("name", "verdict", "points", "undeserved", "speedup", "seconds", "evidence", "not_as_written")
+
+
+def _exploit(
+    case: hostile_cases.Hostile, brief: Assignment, bench: _Bench, honest: dict[str, Any], stop_s: float
+) -> dict[str, Any] | None:
+    if time.monotonic() - STARTED > stop_s:
+        print(f"  not run: {case.name}")
+        return None
+    here = case.on("cuda")
+    began = time.monotonic()
+    task = dataclasses.replace(brief, limits=hostile_cases.assignment_for(here).limits)
+    try:
+        found, grade = _examined(task, here.source(), bench, GpuRecord())
+    except Exception:
+        print(f"  {case.name}: {traceback.format_exc()}", flush=True)
+        return None
+    return {
+        "name": here.name,
+        "tries": here.tries,
+        "holds": here.holds,
+        "by": here.by,
+        "verdict": grade["verdict"],
+        "points": grade["score"]["points"],
+        # ratios of one file lie within 1 % of each other, so points may differ by what that is worth
+        "undeserved": hostile_cases.undeserved(here, grade, honest["score"]["points"], slack=0.5),
+        "speedup": round(found.timings[0].ratio, 3) if found.timings else None,
+        "evidence": [f"{one.kind}: {one.message}" for one in found.evidence],
+        "not_as_written": hostile_cases.complaints(here, found, grade),
+        "said": hostile_cases.said(found)[:600],
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
 STARTED = time.monotonic()
 
 

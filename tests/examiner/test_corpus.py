@@ -1,4 +1,7 @@
-"""Every file of the corpus gets the answer written beside it, through the real sandbox and examiner."""
+"""Every file of the corpus gets the answer written beside it, through the real sandbox and examiner.
+
+Those of corpus/hostile are graded in tests/hostile.
+"""
 
 import tomllib
 from pathlib import Path
@@ -15,9 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 def accepted(want):
     """Headline verdicts that are right for this file."""
     words = {want["verdict"], *want.get("accept", ())}
-    if "cheat" in words:
-        words = words - {"cheat"} | {"held"}
-    if "full" in words or (want["verdict"] == "wrong" and want["numerics"] == "pass"):
+    if want["verdict"] == "wrong" and want["numerics"] == "pass":
         words.add("partial")
     return words
 
@@ -45,12 +46,3 @@ def test_a_file_gets_the_answer_written_beside_it(name, want, grade_source):
         return
     answered = {name: grade["axes"][name]["verdict"] for name in AXES if want[name] != "na"}
     assert answered == {name: want[name] for name in AXES if want[name] != "na"}
-
-
-@pytest.mark.parametrize("name", [name for name in sorted(EXPECTED) if name.startswith("hostile/")])
-def test_a_hostile_file_earns_nothing_that_it_should_not(name, grade_source):
-    want = EXPECTED[name]
-    examination, grade = grade_source((CORPUS / name).read_bytes(), want["assignment"])
-    assert grade["verdict"] in accepted(want), want["hint"]
-    assert examination.isolation.level == "full"
-    assert "PLANTED_SECRET" not in examination.stdout + examination.stderr

@@ -42,8 +42,7 @@ class Hostile:
     shows: tuple[str, ...] = ()  # in what it printed or raised
     compiles: bool = False  # together with the compile report
     call_s: float | None = None  # a shorter limit for one call
-    only: str = ""  # "cuda": says nothing in the interpreter
-    slow: bool = False
+    probes: tuple[str, ...] = ()  # these alone, for a file that takes long
     on_gpu: dict[str, Any] = field(default_factory=dict)  # keys that differ there
 
     def on(self, device: str) -> Hostile:
@@ -57,31 +56,22 @@ class Hostile:
         return (text if self.whole or self.file else f"{BASE.read_text()}\n\n{text}").encode()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """Something run in a sandbox in the candidate's place, with the socket and the arena in its hands."""
-
-    name: str
-    tries: str
-    by: str
-    ends: str  # how the sandbox must say that it ended
-    exit_code: int | None = None
-    shows: str = ""  # a line that says which wall it ran into
-
-
 def hostile() -> list[Hostile]:
     """Every file of the table."""
     return [Hostile(name=name, **_tuples(row)) for name, row in _table()["files"].items()]
 
 
-def programs() -> list[Program]:
-    """Every program of the table."""
-    return [Program(name=name, **row) for name, row in _table()["programs"].items()]
+def programs() -> dict[str, dict[str, Any]]:
+    """Programs of the table, which tests/sandbox runs: things done to a host rather than to a grade."""
+    found: dict[str, dict[str, Any]] = _table()["programs"]
+    return found
 
 
 def assignment_for(case: Hostile) -> Assignment:
     """The assignment that the case is handed in to, with its limits."""
     found = load_assignment(ROOT / "assignments" / SLUG)
+    if case.probes:
+        found = dataclasses.replace(found, cases=tuple(found.case(name) for name in case.probes))
     if case.call_s is not None:
         found = dataclasses.replace(found, limits=dataclasses.replace(found.limits, call_s=case.call_s))
     return found
