@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, flash, g, redirect, render_template, request, session, url_for
+from typing import Any
+
+from flask import Blueprint, current_app, flash, g, redirect, render_template, request, session, url_for
+from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 from grader import accounts
+from grader.web.assignments import assignment_page
 from grader.web.house import house, utc_now
-from grader.web.security import local_path, open_session
+from grader.web.security import know_viewer, local_path, open_session
 from grader.web.text import without_nul
 
 bp = Blueprint("auth", __name__)
@@ -15,7 +19,10 @@ bp = Blueprint("auth", __name__)
 
 @bp.route("/log-in", methods=["GET", "POST"])
 def log_in() -> str | Response | tuple[str, int]:
-    """The form, and its answer. A wrong name and a wrong password read the same."""
+    """The form, and its answer. A wrong name and a wrong password read the same.
+
+    A form that found the session ended brings what was handed in along; it is then back in the assignment's form.
+    """
     target = local_path(request.values.get("next"))
     if g.viewer is not None and request.method == "GET":
         return redirect(target or url_for("home.index"))
@@ -23,7 +30,8 @@ def log_in() -> str | Response | tuple[str, int]:
         return render_template("log_in.html", next=target)
 
     name = without_nul(request.form.get("name", ""))
-    g.on_user_error = lambda message: (render_template("log_in.html", next=target, name=name, error=message), 429)
+    again = {"next": target, "name": name, "kept": request.form.get("source", ""), "key": request.form.get("key", "")}
+    g.on_user_error = lambda message: (render_template("log_in.html", **again, error=message), 429)
     with house().database.write() as db:
         user = accounts.log_in(
             db,
@@ -35,9 +43,21 @@ def log_in() -> str | Response | tuple[str, int]:
         )
     if user is None:
         message = "That name and password do not fit. Check both, then try again."
-        return render_template("log_in.html", next=target, name=name, error=message), 401
+        return render_template("log_in.html", **again, error=message), 401
     open_session(user)
-    return redirect(target or url_for("home.index"), code=303)
+    know_viewer()
+    return where_they_were()
+
+
+def where_they_were() -> str | Response:
+    """The page that somebody wanted who is logged in now, with what they had handed in back in its form."""
+    target = local_path(request.form.get("next"))
+    kept = request.form.get("source", "")
+    form = _form_at(target) if kept else None
+    if form is None:
+        return redirect(target or url_for("home.index"), code=303)
+    notice = "You are logged in again. What you gave is in the form below: hand it in now."
+    return assignment_page(**form, notice=notice, pasted=kept, key=request.form.get("key", "")[:64])
 
 
 @bp.post("/log-out")
@@ -45,3 +65,12 @@ def log_out() -> Response:
     session.clear()
     flash("You are logged out.", "good")
     return redirect(url_for("auth.log_in"), code=303)
+
+
+def _form_at(target: str | None) -> dict[str, Any] | None:
+    """Which assignment's page that path is; None for any other."""
+    try:
+        endpoint, arguments = current_app.url_map.bind("").match(target or "")
+    except HTTPException:
+        return None
+    return dict(arguments) if endpoint == "assignments.show" else None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from flask import Flask, g, render_template, request
+from flask import Flask, g, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 from flask_wtf.csrf import CSRFError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from grader.errors import AssignmentError, UserError
+from grader.web.assignments import assignment_page
+from grader.web.auth import where_they_were
 from grader.web.house import house
 
 log = logging.getLogger(__name__)
@@ -36,9 +38,21 @@ def register(app: Flask) -> None:
     app.register_error_handler(Exception, _our_fault)
 
 
-def _page(status: int, title: str, advice: str, *, keep: bool = False) -> ResponseReturnValue:
-    # what somebody pasted is theirs: an ended session must not cost them an hour's work
-    kept = request.form.get("source", "") if keep and request.method == "POST" else ""
+def handed_in_text() -> str:
+    """What was pasted into the form that was sent, or the text of the file that was chosen in it."""
+    pasted = request.form.get("source", "")
+    upload = request.files.get("file")
+    if upload is None or not upload.filename:
+        return pasted
+    try:
+        return str(upload.read().decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return pasted  # no text, so there is nothing to put into a form
+
+
+def _page(status: int, title: str, advice: str) -> ResponseReturnValue:
+    # what somebody pasted is theirs: no error may cost them an hour's work
+    kept = handed_in_text() if request.method == "POST" else ""
     return render_template("error.html", title=title, advice=advice, status=status, kept=kept), status
 
 
@@ -47,7 +61,7 @@ def _user_error(error: UserError) -> ResponseReturnValue:
     if draw_again is not None:
         answer: ResponseReturnValue = draw_again(str(error))
         return answer
-    return _page(400, "That cannot be done", str(error), keep=True)
+    return _page(400, "That cannot be done", str(error))
 
 
 def _assignment_error(error: AssignmentError) -> ResponseReturnValue:
@@ -56,11 +70,20 @@ def _assignment_error(error: AssignmentError) -> ResponseReturnValue:
     advice = "It is closed at the moment; your instructor can see why. Nothing you handed in is lost."
     if viewer is not None and viewer.teaches:
         advice = f"Students read that it is closed. What to mend: {error}"
-    return _page(503, "This assignment cannot be loaded", advice, keep=True)
+    return _page(503, "This assignment cannot be loaded", advice)
 
 
 def _csrf_error(_error: CSRFError) -> ResponseReturnValue:
-    return _page(400, "This form is too old", "Load the page again and send it once more.", keep=True)
+    # the token of a page that was opened before the last log-in or log-out
+    if g.viewer is not None and request.endpoint == "auth.log_in":
+        return where_they_were()  # a second click, or a reload: the first one logged them in
+    if g.viewer is not None and request.endpoint == "submissions.hand_in":
+        view = request.view_args or {}
+        notice = "This form is too old: it was opened before you logged in. Nothing is lost; hand it in once more."
+        return assignment_page(
+            **view, notice=notice, pasted=handed_in_text(), key=request.form.get("key", "")[:64]
+        ), 400
+    return _page(400, "This form is too old", "Load the page again and send it once more.")
 
 
 def _too_large(_error: RequestEntityTooLarge) -> ResponseReturnValue:
@@ -69,15 +92,32 @@ def _too_large(_error: RequestEntityTooLarge) -> ResponseReturnValue:
         f"The limit is {limit_kib} KiB. Hand in the kernel file alone, without data or generated code. "
         "Go back to try another file."
     )
-    return _page(413, "That file is too large", advice)
+    # reading the form again would only meet the limit again
+    return render_template("error.html", title="That file is too large", advice=advice, status=413, kept=""), 413
 
 
 def _http_error(error: HTTPException) -> ResponseReturnValue:
     status = error.code or 500
     if error.response is not None or status < 400:
         return error
+    if status == 401 and request.endpoint == "auth.log_out":
+        return redirect(url_for("auth.log_in"), code=303)  # a second click
+    if status == 401 and request.endpoint == "submissions.hand_in":
+        return _log_in_and_go_on()
     title, advice = _PAGES.get(status, ("That did not work", "Go back and try again."))
-    return _page(status, title, advice, keep=status == 401)
+    return _page(status, title, advice)
+
+
+def _log_in_and_go_on() -> ResponseReturnValue:
+    """The log-in page with what was handed in on it; after the log-in it is back in the assignment's form."""
+    page = render_template(
+        "log_in.html",
+        next=url_for("assignments.show", **(request.view_args or {})),
+        kept=handed_in_text(),
+        key=request.form.get("key", ""),
+        error="Your session has ended, so nothing was handed in yet. Log in; what you gave is kept.",
+    )
+    return page, 401
 
 
 def _our_fault(error: Exception) -> ResponseReturnValue:

@@ -1,4 +1,4 @@
-"""The first page: my courses, and what is due."""
+"""The first page: my courses, what is due, and my last reports."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ bp = Blueprint("home", __name__)
 def index() -> str:
     now = utc_now()
     with house().database.read() as db:
-        courses = lists.home(db, viewer(), house().catalog, now=now)
-        return render_template("home.html", courses=courses, now=now)
+        found = lists.home(db, viewer(), house().catalog, now=now)
+        return render_template("home.html", home=found, now=now)

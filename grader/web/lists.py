@@ -8,8 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, select
-from sqlalchemy.orm import Session, contains_eager, joinedload
+from sqlalchemy.orm import Session, contains_eager, joinedload, undefer
 
+from grader import boards
 from grader import submissions as submission_rows
 from grader.assignment import Assignment
 from grader.course import Catalog, courses_of, window_until
@@ -19,6 +20,7 @@ from grader.models import Course, CourseAssignment, Extension, Result, State, Su
 from grader.web.security import Viewer
 
 PER_PAGE = 25
+HOME_DUE, HOME_REPORTS = 5, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +40,16 @@ class AssignmentTile:
     entry: CourseAssignment
     assignment: Assignment | None  # None: its folder is wrong
     trouble: str  # for instructors: why it is closed or does not load
-    window: Window | None
+    window: Window
     closed: str  # a sentence when nothing can be handed in now, else empty
-    best: Result | None  # of this person, held ones left out
+    best: Result | None  # of this person, the one that counts
+    counted: float  # points of the best, after late days
     on_its_way: bool
     n_submissions: int  # of this person; for an instructor, of the whole course
+
+    @property
+    def title(self) -> str:
+        return self.assignment.title if self.assignment else self.entry.slug
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +59,15 @@ class CourseTiles:
     tiles: tuple[AssignmentTile, ...]
 
 
-def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> list[CourseTiles]:
-    """Every course of `viewer` with its assignments. Six statements at most."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    courses: tuple[CourseTiles, ...]
+    due: tuple[tuple[Course, AssignmentTile], ...]  # what one may still hand in and has a deadline, the next first
+    reports: tuple[tuple[Submission, str], ...]  # one's own latest graded submissions, each with its title
+
+
+def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> Home:
+    """Every course of `viewer` with its assignments, what is due, and the latest reports. Six statements at most."""
     user = db.get_one(User, viewer.id)
     courses = courses_of(db, user)
     entries = db.scalars(
@@ -87,33 +101,59 @@ def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> lis
     def tile(entry: CourseAssignment, teaches: bool) -> AssignmentTile:
         own = [row for row in mine if row.course_assignment_id == entry.id]
         assignment, trouble = _loaded(catalog, entry.slug)
-        window = window_until(entry, assignment, extensions.get(entry.id)) if assignment else None
+        window = window_until(entry, assignment, extensions.get(entry.id))
         closed = "Closed at the moment." if trouble or entry.closed_reason else ""
+        best = boards.counted(own, window)
         return AssignmentTile(
             entry=entry,
             assignment=assignment,
             trouble=trouble or entry.closed_reason or "",
             window=window,
-            closed=closed or (window.why_closed(now) if window else "") or "",
-            best=best_of(own),
+            closed=closed or window.why_closed(now) or "",
+            best=best.result if best else None,
+            counted=window.at(best.submitted_at).counted(best.result.points) if best and best.result else 0.0,
             on_its_way=any(row.state in (State.QUEUED, State.RUNNING) for row in own),
             n_submissions=counts.get(entry.id, 0) if teaches else len(own),
         )
 
-    return [
+    found = tuple(
         CourseTiles(
             course=course,
             teaches=viewer.teaches_in(course.id),
             tiles=tuple(tile(entry, viewer.teaches_in(course.id)) for entry in entries if entry.course_id == course.id),
         )
         for course in courses
+    )
+    titles = {tile.entry.id: tile.title for group in found for tile in group.tiles}
+    graded = sorted((row for row in mine if row.state is State.DONE), key=lambda row: -row.id)[:HOME_REPORTS]
+    return Home(
+        courses=found,
+        due=_due(found),
+        reports=tuple((row, titles[row.course_assignment_id]) for row in graded),
+    )
+
+
+def _due(courses: Sequence[CourseTiles]) -> tuple[tuple[Course, AssignmentTile], ...]:
+    open_ones = [
+        (group.course, tile)
+        for group in courses
+        if not group.teaches
+        for tile in group.tiles
+        if not tile.closed and tile.window.deadline and not (tile.best and tile.best.verdict == "full")
     ]
+    return tuple(sorted(open_ones, key=lambda one: (one[1].window.closes_at, one[1].entry.id))[:HOME_DUE])
 
 
-def best_of(rows: Sequence[Submission]) -> Result | None:
-    """The result with the most points; the earlier one of two equal ones. Held ones do not count yet."""
-    results = [row.result for row in rows if row.state is State.DONE and row.result and row.result.verdict != "held"]
-    return min(results, key=lambda result: (-result.points, result.submission_id), default=None)
+def own_submissions(db: Session, *, entry_id: int, user_id: int) -> list[Submission]:
+    """Everything that one student handed in for one assignment, the latest first, with results. One statement."""
+    return list(
+        db.scalars(
+            select(Submission)
+            .where(Submission.course_assignment_id == entry_id, Submission.user_id == user_id)
+            .options(joinedload(Submission.result))
+            .order_by(Submission.submitted_at.desc(), Submission.id.desc())
+        )
+    )
 
 
 def submissions(
@@ -189,9 +229,11 @@ def queue(db: Session, *, page: int, course_ids: Set[int] | None) -> Page:
     return Page(rows=rows, number=number, n_pages=n_pages, total=total)
 
 
-def submission(db: Session, submission_id: int) -> Submission | None:
-    """One submission with its assignment and result, without source and report: for looking at it twice a second."""
-    wanted = (joinedload(Submission.course_assignment), joinedload(Submission.result))
+def submission(db: Session, submission_id: int, *, with_source: bool = False) -> Submission | None:
+    """One submission with its assignment and result, without report: for looking at it twice a second."""
+    wanted = [joinedload(Submission.course_assignment), joinedload(Submission.result)]
+    if with_source:
+        wanted += [undefer(Submission.source), joinedload(Submission.user)]
     return db.scalars(select(Submission).where(Submission.id == submission_id).options(*wanted)).one_or_none()
 
 

@@ -67,6 +67,11 @@ def open_session(user: User) -> None:
     session.permanent = True
 
 
+def know_viewer() -> None:
+    """Find out who is asking, from the session as it is now."""
+    g.viewer = _find_viewer(house().settings)
+
+
 def viewer() -> Viewer:
     """The person who is logged in. Only for pages behind the log-in, which is all but the open ones."""
     found: Viewer | None = g.get("viewer")
@@ -115,7 +120,7 @@ def _demand_log_in() -> AnyResponse | None:
     g.viewer = None
     if request.endpoint in ("static", "health"):
         return None
-    g.viewer = _find_viewer(house().settings)
+    know_viewer()
     if g.viewer is None and request.endpoint not in OPEN_ENDPOINTS:
         if request.method in ("GET", "HEAD") and request.endpoint not in SCRIPT_ENDPOINTS:
             return redirect(url_for("auth.log_in", next=request.full_path.rstrip("?")))

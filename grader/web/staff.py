@@ -93,10 +93,28 @@ def run_again(submission_id: int) -> Response:
 @bp.post("/submissions/<int:submission_id>/release")
 def release(submission_id: int) -> Response:
     """Publish a held grade."""
+    return _decide(submission_id, release=True, done="The grade is published.")
+
+
+@bp.post("/submissions/<int:submission_id>/confirm")
+def confirm(submission_id: int) -> Response:
+    """Decide that a held grade does not count."""
+    return _decide(submission_id, release=False, done="The grade does not count. The student reads why.")
+
+
+def _decide(submission_id: int, *, release: bool, done: str) -> Response:
     with house().database.write() as db:
-        _taught_or_404(db, submission_id)
-        released = submissions.release(db, submission_id, actor_id=viewer().id, now=utc_now())
-    flash("The grade is published." if released else "This grade is not held.", "good" if released else "warn")
+        row = _taught_or_404(db, submission_id)
+        changed = submissions.decide(
+            db,
+            submission_id,
+            house().catalog.load(row.course_assignment.slug),
+            release=release,
+            reason=request.form.get("reason", ""),
+            actor_id=viewer().id,
+            now=utc_now(),
+        )
+    flash(done if changed else "There is nothing to decide here.", "good" if changed else "warn")
     return _back(submission_id)
 
 

@@ -88,7 +88,7 @@ def test_a_course_a_nickname_and_a_user_name_are_text_too(campus: Campus) -> Non
     campus.graded(evil, stored("ok-block-pointers"))
     campus.hand_in(evil)
     client = campus.client("grace", Role.INSTRUCTOR)
-    for path in ("/queue", f"/c/{COURSE}/submissions", f"/c/{COURSE}/{SLUG}/leaderboard", "/submissions/1"):
+    for path in ("/queue", f"/c/{COURSE}/submissions", f"/c/{COURSE}/{SLUG}/leaderboard?who=1", "/submissions/1"):
         page = client.get(path).text
         assert evil not in page
         assert "<img" not in page

@@ -336,11 +336,14 @@ def test_the_leaderboard_shows_nicknames_and_to_staff_also_names(campus: Campus)
     campus.graded("ada", stored("no-rescale-output"))  # a later, worse one never replaces the best
     campus.graded("ben", stored("stored-scores"))
     mine = campus.client("ada").get(f"{PAGE}/leaderboard").text
-    theirs = campus.client("grace", Role.INSTRUCTOR).get(f"{PAGE}/leaderboard").text
+    grace = campus.client("grace", Role.INSTRUCTOR)
+    projected, theirs = grace.get(f"{PAGE}/leaderboard").text, grace.get(f"{PAGE}/leaderboard?who=1").text
     assert mine.index("teal-owl-12") < mine.index("ruby-kite-34")
-    assert mine.count('class="own"') == 1
+    assert mine.count(">you<") == 1
     assert ">ben<" not in mine
+    assert ">ben<" not in projected  # a lecture may see this screen
     assert ">ben<" in theirs
+    assert ">ben<" not in campus.client("ada").get(f"{PAGE}/leaderboard?who=1").text
 
 
 def test_the_history_beside_a_handout_is_ones_own_and_the_latest_first(campus: Campus) -> None:
@@ -384,7 +387,7 @@ def test_an_instructor_sees_of_other_courses_only_how_much_waits(campus: Campus)
     [
         pytest.param("/", 10, id="home"),
         pytest.param(PAGE, 11, id="assignment"),
-        pytest.param(f"{PAGE}/leaderboard", 6, id="leaderboard"),
+        pytest.param(f"{PAGE}/leaderboard", 11, id="leaderboard"),
         pytest.param(f"/c/{COURSE}/submissions", 8, id="all"),
         pytest.param("/queue", 6, id="queue"),
         pytest.param("/submissions/1", 5, id="submission"),

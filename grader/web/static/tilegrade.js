@@ -1,4 +1,4 @@
-// Tilegrade's only script. Every page works without it; it adds local times and live status.
+// Tilegrade's only script. Every page works without it; it adds local times, live status, dropping files and drafts.
 "use strict";
 
 (() => {
@@ -87,8 +87,63 @@
     addEventListener("pagehide", () => source.close());
   }
 
+  const size = (bytes) => bytes < 1024 ? `${bytes} B` : `${(bytes / 1024).toFixed(1)} KiB`;
+
+  // a file dropped anywhere on the page becomes the form's file; without this the browser would open it and leave
+  function dropFiles(form) {
+    const input = form.querySelector("input[type=file]");
+    const said = form.querySelector("[data-drop-said]");
+    const hasFiles = (event) => event.dataTransfer && [...event.dataTransfer.types].includes("Files");
+    let depth = 0;
+    const show = () => form.classList.toggle("dragging", depth > 0);
+    form.querySelector("[data-drop-hint]").hidden = false;
+    document.addEventListener("dragenter", (event) => { if (hasFiles(event)) { depth += 1; show(); } });
+    document.addEventListener("dragleave", (event) => { if (hasFiles(event)) { depth = Math.max(0, depth - 1); show(); } });
+    document.addEventListener("dragover", (event) => { if (hasFiles(event)) event.preventDefault(); });
+    document.addEventListener("drop", (event) => {
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      depth = 0;
+      show();
+      if (event.dataTransfer.files.length !== 1) { said.textContent = "One file at a time, please."; return; }
+      input.files = event.dataTransfer.files;
+      input.dispatchEvent(new Event("change"));
+      form.scrollIntoView({ block: "nearest" });
+      form.querySelector("button.main").focus();
+    });
+    input.addEventListener("change", () => {
+      const [file] = input.files;
+      said.textContent = file ? `${file.name}, ${size(file.size)}, will be handed in.` : "";
+    });
+  }
+
+  // pasted text outlives a reload; it is forgotten once the file was taken
+  function keepDraft(form) {
+    const area = form.querySelector("textarea");
+    const key = `draft-${form.dataset.draft}`;
+    sessionStorage.removeItem("sent");
+    const draft = sessionStorage.getItem(key);
+    if (!area.value && draft) {
+      area.value = draft;
+      area.closest("details").open = true;
+    }
+    area.addEventListener("input", () => {
+      if (area.value) sessionStorage.setItem(key, area.value);
+      else sessionStorage.removeItem(key);
+    });
+    form.addEventListener("submit", () => sessionStorage.setItem("sent", key));
+  }
+
+  function forgetSentDraft() {
+    const key = sessionStorage.getItem("sent");
+    if (key && document.querySelector("[data-handed-in]")) sessionStorage.removeItem(key);
+  }
+
   localTimes(document);
   oneClick();
+  for (const form of document.querySelectorAll("form[data-drop]")) dropFiles(form);
+  for (const form of document.querySelectorAll("form[data-draft]")) keepDraft(form);
+  forgetSentDraft();
   const panel = document.querySelector("[data-events]");
   if (panel) follow(panel);
 })();
