@@ -65,6 +65,17 @@ def points_text(points: float) -> str:
     return f"{points:.2f}".rstrip("0").rstrip(".")
 
 
+def about(seconds: float) -> str:
+    """A span as people say it: "less than a minute", "about 5 minutes"."""
+    if seconds < 50:
+        return "less than a minute"
+    for unit, size, most in (("minute", 60, 90), ("hour", 3600, 36)):
+        n = round(seconds / size)
+        if n < most:
+            return f"about {count(max(1, n), unit)}"
+    return f"about {count(round(seconds / 86400), 'day')}"
+
+
 def csv_cell(value: object) -> str:
     """A cell that no spreadsheet takes for a formula (OWASP, CSV injection). Moments are in ISO 8601."""
     text = "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value)
