@@ -42,7 +42,18 @@ from grader.verdicts import (
     Verdict,
     only_hidden,
 )
-from grader.wording import Hostile, bytes_text, count, error_text, in_words, listed, one_line, plain, rate_text
+from grader.wording import (
+    Hostile,
+    bytes_text,
+    count,
+    error_text,
+    in_words,
+    listed,
+    one_line,
+    plain,
+    points_text,
+    rate_text,
+)
 
 __all__ = [
     "Block",
@@ -114,6 +125,7 @@ class Report:
     verdict: str
     provisional: bool
     headline: str
+    remarks: tuple[str, ...]  # what a reader must know about the points
     points: float
     out_of: float
     withheld: float
@@ -152,6 +164,7 @@ def report(assignment: Assignment, examination: Examination, grade: Grade, *, fo
         verdict=grade.verdict.value,
         provisional=grade.provisional,
         headline=_headline(grade),
+        remarks=_remarks(grade),
         points=grade.score.points,
         out_of=grade.score.out_of,
         withheld=grade.score.withheld,
@@ -177,15 +190,17 @@ _HEADLINES = {
 
 
 def _headline(grade: Grade) -> str:
-    score = grade.score
     gave = any(case.verdict in (CaseVerdict.PASS, CaseVerdict.FAIL) for case in grade.numerics.cases)
-    first = _HEADLINES[grade.verdict] if gave or grade.verdict is not Verdict.ERROR else "The file gives no result."
-    said = f"{first} {score.points:g} of {score.out_of:g} points."
-    if score.withheld:
-        said += f" {score.withheld:g} more wait for a device that can measure them."
+    return _HEADLINES[grade.verdict] if gave or grade.verdict is not Verdict.ERROR else "The file gives no result."
+
+
+def _remarks(grade: Grade) -> tuple[str, ...]:
+    found = []
+    if grade.score.withheld:
+        found.append(f"{points_text(grade.score.withheld)} more points wait for a device that can measure them.")
     if grade.provisional:
-        said += f" Provisional: measured on {_device(grade)}."
-    return said
+        found.append(f"Provisional: measured on {_device(grade)}.")
+    return tuple(found)
 
 
 def _device(grade: Grade) -> str:
@@ -205,7 +220,9 @@ def _axis(
     asked: str = "",
 ) -> Section:
     withheld = axis.withheld if isinstance(axis, SpeedGrade) else 0.0
-    points = f"{withheld:g} withheld" if withheld else f"{axis.points:g} of {axis.out_of:g}"
+    points = (
+        f"{points_text(withheld)} withheld" if withheld else f"{points_text(axis.points)} of {points_text(axis.out_of)}"
+    )
     return Section(
         key=key,
         title=title,
@@ -307,7 +324,7 @@ def _probe_table(assignment: Assignment, examination: Examination, axis: Numeric
                 _errors(case),
                 _limits(case),
                 _first_wrong(case, runs.get(case.name)),
-                f"{case.points:g} of {case.out_of:g}" + (", required" if case.required else ""),
+                f"{points_text(case.points)} of {points_text(case.out_of)}" + (", required" if case.required else ""),
             )
         )
     return Table(
@@ -730,7 +747,7 @@ def _speed(assignment: Assignment, examination: Examination, axis: SpeedGrade) -
     if axis.verdict is AxisVerdict.NOT_MEASURED:
         said = [
             "Speed is not measured in the interpreter; it is never guessed from anything else. "
-            f"{axis.withheld:g} points wait for a GPU."
+            f"{points_text(axis.withheld)} points wait for a GPU."
         ]
         return _axis("speed", "Speed", axis, said, (), asked=asked)
     if axis.verdict is AxisVerdict.NOT_RUN:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from grader.figures import BarChart, HeatMap, Level, LineChart, Whose, amount, is_empty, place
 from grader.report import Block, Cell, Command, Hostile, Report, Section, Table, TextBlock
-from grader.wording import error_text, in_words
+from grader.wording import error_text, in_words, points_text
 
 WIDE = 90
 LEAVES_OUT_BELOW = 140  # columns
@@ -49,7 +49,8 @@ def print_report(report: Report, console: Console) -> None:
     if report.fault:
         title.append(f"  {report.fault}", style="bold")
     console.print(title)
-    console.print(Text(report.headline))
+    score = f"{points_text(report.points)} of {points_text(report.out_of)} points."
+    console.print(Text(" ".join([report.headline, score, *report.remarks])))
     for section in report.sections:
         _print_section(section, console)
 

@@ -30,9 +30,9 @@ from grader.figures import Bar, BarChart, Chart, HeatMap, LineChart, Whose, amou
 from grader.wording import error_text
 
 VEGA_LITE = "6.4"
-WIDTH = 380  # of a drawing with its labels: a telephone's column, so that text is never scaled down by much
-HEIGHT = 250
-BAR_STEP = 42
+WIDTH = 310  # of a drawing with its labels: a telephone's column, so that text is never scaled down by much
+HEIGHT = 210
+BAR_STEP = 40
 CELL_STEP = 16
 HEAT_STEPS = 6  # --heat-0 to --heat-5 of the style sheet
 MOST_TICKS = 5
@@ -58,13 +58,13 @@ _CONFIG = {
     "view": {"stroke": None},
     "axis": {
         "labelColor": "var(--soft)",
-        "labelFontSize": 11,
+        "labelFontSize": 12,
         "gridColor": "var(--line)",
         "domainColor": "var(--strong-line)",
         "ticks": False,
         "labelPadding": 5,
     },
-    "text": {"fontSize": 11, "fill": "var(--ink)"},
+    "text": {"fontSize": 12, "fill": "var(--ink)"},
 }
 _OPENING = re.compile(r'<svg [^>]*viewBox="0 0 ([0-9.]+) ([0-9.]+)">')
 _log = logging.getLogger(__name__)
@@ -125,6 +125,10 @@ class Gallery:
 
     def _ask_for(self, asked: str, digest: str) -> Future[str]:
         with self._lock:
+            if digest in self._memory:  # finished since it was looked for
+                ready: Future[str] = Future()
+                ready.set_result(self._memory[digest])
+                return ready
             if digest not in self._on_the_table:
                 self._on_the_table[digest] = self._draughtsman.submit(self._draw_and_keep, asked, digest)
             return self._on_the_table[digest]
@@ -276,12 +280,12 @@ def _bars(chart: BarChart) -> dict[str, Any]:
         for level in chart.levels
     ]
     bar_of = {"x": {"field": "value", **length}, "y": y, "fill": fill}
-    layers.append({"mark": {"type": "bar", "height": 14, "yOffset": 8}, "encoding": bar_of})
+    layers.append({"mark": {"type": "bar", "height": 13, "yOffset": 9}, "encoding": bar_of})
     # the outline in the ground's colour keeps what stands behind from crossing the words
     words = {"type": "text", "align": "left", "baseline": "bottom", "x": 0, "stroke": "var(--card)", "strokeWidth": 4}
     layers.append({"mark": words, "encoding": {"y": y, "text": {"field": "said", "type": "nominal"}}})
     if any(bar.low is not None for bar in chart.bars):
-        ink = {"color": "var(--ink)", "yOffset": 8}
+        ink = {"color": "var(--ink)", "yOffset": 9}
         ends = {"x": {"field": "low", **length}, "x2": {"field": "high"}, "y": y}
         layers.append({"mark": {"type": "rule", "strokeWidth": 2, **ink}, "encoding": ends})
         for which in ("low", "high"):

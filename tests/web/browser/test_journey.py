@@ -62,7 +62,7 @@ def test_a_wrong_file_is_pasted_and_its_report_says_where(campus: Campus, pages:
     campus.record(campus.claim(), stored("no-rescale-output"))
     pages.wait_for_report()
     pages.wait_for_text("Wrong result")
-    assert pages.driver.find_elements(By.CSS_SELECTOR, "#report svg.heat")
+    assert pages.driver.find_elements(By.CSS_SELECTOR, "#report .chart.map svg")
 
 
 def test_staff_who_watch_may_act_as_soon_as_it_is_graded(campus: Campus, pages: Pages) -> None:
