@@ -27,6 +27,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT), str(PROJECT / "tests" / "hostile")]
 
 import gpu_corpus  # noqa: E402
+import gpu_replay  # noqa: E402
 import hostile_cases  # noqa: E402
 import torch  # noqa: E402
 
@@ -557,6 +558,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = 
     "clock": clock,
     "queue": queue,
     "corpus": gpu_corpus.run,
+    "replay": gpu_replay.run,
     "exploits": exploits,
 }
 

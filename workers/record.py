@@ -38,7 +38,7 @@ DTYPES = (
 )  # fmt: skip
 _ELF = b"\x7fELF"
 _NAME = re.compile(r"[\w$.]{1,400}", re.ASCII)
-_OP = re.compile(r"[a-z_][a-z0-9_]{0,60}\.[A-Za-z][A-Za-z0-9_]{0,60}|[a-z_][a-z0-9_]{0,60}\.default")
+_OP = re.compile(r"_?[a-z][a-z0-9_]{0,60}\.[A-Za-z][A-Za-z0-9_]{0,60}")
 
 
 class RecordError(Exception):

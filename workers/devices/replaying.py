@@ -133,7 +133,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fresh = [self._own(one) for one in results]
         base, _, overload = func.__name__.partition(".")
         is_view = not any(fresh) and _is_view(func)
-        if base not in _EMPTIES and not is_view and results:
+        hosts = [one.numel() for one in (*args, *kwargs.values()) if _is_elsewhere(one)]
+        if any(fresh) and max(hosts, default=1) > 1:
+            # numbers that the host made are no work of a kernel's
+            views = tuple(view for view in map(self._view, results) if view is not None)
+            self._note(Operation(name="from_host.default", arguments=(), named={}, results=views))
+        elif base not in _EMPTIES and not is_view and any(one.device.type == _DEVICE for one in results):
             self._note(
                 Operation(
                     name=f"{base}.{overload or 'default'}",
@@ -261,7 +266,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, torch.Tensor):
             if value.device.type == _DEVICE:
                 return self._view(value)
-            return value.item() if value.numel() == 1 else self._cannot("an operation takes a tensor on the CPU")
+            return value.item() if value.numel() == 1 else self._cannot("an operation takes a tensor of the host's")
         if isinstance(value, torch.dtype):
             return Dtype(str(value).removeprefix("torch."))
         if isinstance(value, list | tuple):
@@ -351,7 +356,8 @@ class Replayer:
         scratch_bytes = kernel.scratch_bytes * x * y * z
         launch, threads, shared = self._driver.cuLaunchKernel, 32 * kernel.num_warps, kernel.shared_bytes
 
-        def run(memory: _Memory, stream: int) -> None:
+        # the table holds addresses alone, so the numbers live as long as this function does
+        def run(memory: _Memory, stream: int, _alive: list[Any] = values) -> None:
             if not x * y * z:
                 return
             for value, pointer in pointers:
@@ -450,6 +456,10 @@ def _operation(step: Operation) -> Callable[[_Memory, int], None]:
                 place.copy_(result)
 
     return run
+
+
+def _is_elsewhere(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type != _DEVICE
 
 
 def _takes_device(function: Any) -> bool:
