@@ -122,6 +122,27 @@ def judge(assignment: Assignment, examination: Examination) -> Grade:
     )
 
 
+def released(grade: Grade) -> Grade:
+    """A held grade that a person published as it was measured."""
+    return dataclasses.replace(grade, verdict=grade.released_verdict)
+
+
+def not_counted(grade: Grade, reason: str) -> Grade:
+    """A held grade of which a person decided that it does not count. What was measured stays to be seen."""
+
+    said = Diagnosis(label="", sentence=f"A person looked at this grade and decided that it does not count: {reason}")
+    return dataclasses.replace(
+        grade,
+        verdict=Verdict.REFUSED,
+        numerics=dataclasses.replace(grade.numerics, points=0.0),
+        memory=dataclasses.replace(grade.memory, points=0.0) if grade.memory else None,
+        structure=dataclasses.replace(grade.structure, points=0.0),
+        speed=dataclasses.replace(grade.speed, points=0.0) if grade.speed else None,
+        score=dataclasses.replace(grade.score, points=0.0),
+        diagnosis=said,
+    )
+
+
 def _headline(
     numerics: NumericsGrade,
     memory: MemoryGrade | None,

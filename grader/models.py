@@ -243,7 +243,9 @@ class Result(Base):
     gpu: Mapped[str | None] = mapped_column(String(120))  # what it was measured on; None: the interpreter
     limit_share: Mapped[float | None]  # of what that GPU could do at best, at the headline size; 1.0 is the limit
     provisional: Mapped[bool]  # the device could not measure everything
-    released: Mapped[bool] = mapped_column(default=False)  # staff looked at a `held` grade and published it
+    released: Mapped[bool] = mapped_column(default=False)  # staff looked at a `held` grade and published it,
+    confirmed: Mapped[bool] = mapped_column(default=False, server_default=false())  # or decided that it does not count
+    decision_reason: Mapped[str | None] = mapped_column(Text)  # why; the student reads it
     released_verdict: Mapped[str] = mapped_column(String(16))  # what `verdict` is, or becomes by releasing it
     judged_at: Mapped[datetime]
     assignment_digest: Mapped[str] = mapped_column(String(64))  # the folder it was judged by

@@ -51,6 +51,7 @@ GRADINGS_OF_LATE = 25  # that an estimate of the next one's time is made from
 # while nobody examines it
 _NO_STAGE: dict[str, None] = {"stage": None, "fraction": None, "stages": None}
 MAX_STAGES_TEXT = 240
+MAX_REASON = 2000
 
 _MAGIC = (
     (b"\x89PNG", "a PNG image"),
@@ -322,7 +323,8 @@ def record(session: Session, job: Job, examination: Examination, assignment: Ass
     row.attempt = job.attempt
     row.examination = measurement.dumps(examination)
     row.measured_at = now
-    row.released = False
+    row.released = row.confirmed = False
+    row.decision_reason = None
     _judge_into(row, examination, assignment, now)
     session.add(row)
     return True
@@ -437,13 +439,42 @@ def rejudge(
     )
 
 
-def release(session: Session, submission_id: int, *, actor_id: int | None, now: datetime) -> bool:
-    """Publish a `held` grade after staff looked at it; False when it is not held."""
-    row = session.get(Result, submission_id)
-    if row is None or row.verdict != "held":
+def decide(
+    session: Session,
+    submission_id: int,
+    assignment: Assignment,
+    *,
+    release: bool,
+    reason: str,
+    actor_id: int | None,
+    now: datetime,
+) -> bool:
+    """Publish a `held` grade as it was measured, or decide that it does not count; a decision may be changed.
+
+    Points are taken by no program: only this, with a person behind it and a reason that the student reads.
+
+    Returns:
+        False when the grade is neither held nor was, or is decided so already.
+
+    Raises:
+        UserError: there is no reason.
+    """
+    row = session.scalars(
+        select(Result)
+        .where(Result.submission_id == submission_id)
+        .options(undefer(Result.examination), undefer(Result.grade))
+    ).one_or_none()
+    if row is None or not (row.verdict == "held" or row.released or row.confirmed):
         return False
-    row.released, row.verdict = True, row.released_verdict
-    accounts.audit(session, actor_id=actor_id, action="release", submission_id=submission_id, now=now)
+    if row.released if release else row.confirmed:
+        return False
+    reason = plain(reason, MAX_REASON).strip()
+    if not reason:
+        raise UserError("Say why, in a sentence that the student reads.")
+    row.released, row.confirmed, row.decision_reason = release, not release, reason
+    _judge_into(row, measurement.loads(row.examination), assignment, now)
+    action = "release" if release else "confirm"
+    accounts.audit(session, actor_id=actor_id, action=action, submission_id=submission_id, detail=reason, now=now)
     return True
 
 
@@ -723,11 +754,18 @@ def _write(session: Session, statement: Update) -> bool:
     return found.rowcount > 0
 
 
+def decided(grade: judging.Grade, row: Result) -> judging.Grade:
+    """The grade as a person decided on it, where one did."""
+    if row.released:
+        return judging.released(grade)
+    return judging.not_counted(grade, row.decision_reason or "") if row.confirmed else grade
+
+
 def _judge_into(row: Result, examination: Examination, assignment: Assignment, now: datetime) -> None:
-    grade = judging.judge(assignment, examination)
+    grade = decided(judging.judge(assignment, examination), row)
     row.grade = json.dumps(judging.grade_json(grade), allow_nan=False, separators=(",", ":"))
     row.released_verdict = grade.released_verdict.value
-    row.verdict = row.released_verdict if row.released else grade.verdict.value
+    row.verdict = grade.verdict.value
     row.fault = grade.diagnosis.label or None
     row.points, row.out_of, row.withheld = grade.score.points, grade.score.out_of, grade.score.withheld
     speed = grade.speed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -18,6 +17,7 @@ from grader.judging import judge
 from grader.measurement import Examination
 from grader.models import Result, State, Submission
 from grader.report import Report, report
+from grader.submissions import decided
 from grader.web.charts import Gallery
 from grader.wording import one_line
 
@@ -54,9 +54,7 @@ def report_of(
         why = f": {one_line(str(exc), 400)}" if for_staff else "; your instructor can see why"
         return Shown(notices=(f"The assignment cannot be loaded just now, so its report cannot be shown{why}.",))
     examination = _examination(result.examination)
-    grade = judge(assignment, examination)
-    if result.released:
-        grade = dataclasses.replace(grade, verdict=grade.released_verdict)
+    grade = decided(judge(assignment, examination), result)
     found = report(assignment, examination, grade, for_staff=for_staff)
     charts = [
         block

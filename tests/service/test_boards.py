@@ -66,7 +66,7 @@ def test_what_is_held_is_on_no_board_until_released(school, facts, staff):
     assert leaders(school) == []
     assert [one.submission_id for one in leaders(school, include_held=True)] == [held]
     with school.database.write() as session:
-        submissions.release(session, held, actor_id=staff.id, now=NOW)
+        submissions.decide(session, held, school.assignment, release=True, reason="seen", actor_id=staff.id, now=NOW)
     assert [one.submission_id for one in leaders(school)] == [held]
 
 

@@ -310,16 +310,75 @@ def test_what_was_not_graded_cannot_be_judged_again(school):
         submissions.rejudge(session, accepted.submission_id, school.assignment, actor_id=None, now=NOW)
 
 
+def decide(school, submission_id, staff, *, release, reason="I read the file; the clock of that host was set."):
+    with school.database.write() as session:
+        return submissions.decide(
+            session, submission_id, school.assignment, release=release, reason=reason, actor_id=staff.id, now=NOW
+        )
+
+
 def test_a_held_grade_is_published_by_a_person(school, facts, staff):
     submission_id = school.graded("ada", facts(suspicious=True))
-    assert find(school, submission_id).result.verdict == "held"
+    held = find(school, submission_id).result
+    assert held.verdict == "held"
+    assert decide(school, submission_id, staff, release=True)
+    assert not decide(school, submission_id, staff, release=True)
     with school.database.write() as session:
-        assert submissions.release(session, submission_id, actor_id=staff.id, now=NOW)
-        assert not submissions.release(session, submission_id, actor_id=staff.id, now=NOW)
         submissions.rejudge(session, submission_id, school.assignment, actor_id=staff.id, now=NOW)
     result = find(school, submission_id).result
     assert result.released
     assert result.verdict == result.released_verdict != "held"
+    assert result.points == held.points
+
+
+def test_points_are_taken_by_a_person_with_a_reason_and_judging_again_gives_none_back(school, facts, staff):
+    submission_id = school.graded("ada", facts(suspicious=True))
+    assert find(school, submission_id).result.points > 0
+    assert decide(school, submission_id, staff, release=False, reason="The kernel copies a stored answer.")
+    with school.database.write() as session:
+        submissions.rejudge(session, submission_id, school.assignment, actor_id=staff.id, now=NOW)
+    result = find(school, submission_id).result
+    assert (result.verdict, result.points, result.out_of > 0) == ("refused", 0.0, True)
+    assert all(axis["points"] == 0 for axis in json.loads(result.grade)["axes"].values())
+    assert "The kernel copies a stored answer." in json.loads(result.grade)["diagnosis"]["sentence"]
+
+
+def test_a_decision_can_be_changed_and_both_are_on_record(school, facts, staff):
+    submission_id = school.graded("ada", facts(suspicious=True))
+    before = find(school, submission_id).result.points
+    assert decide(school, submission_id, staff, release=False, reason="first")
+    assert decide(school, submission_id, staff, release=True, reason="second")
+    assert find(school, submission_id).result.points == before
+    with school.database.read() as session:
+        events = session.scalars(sa.select(AuditEvent).where(AuditEvent.submission_id == submission_id)).all()
+    told = [(one.action, one.detail, one.actor_id) for one in events if one.action in ("release", "confirm")]
+    assert told == [("confirm", "first", staff.id), ("release", "second", staff.id)]
+
+
+@pytest.mark.parametrize("reason", ["", "  \n"], ids=["none", "blank"])
+def test_no_decision_without_a_reason(school, facts, staff, reason):
+    submission_id = school.graded("ada", facts(suspicious=True))
+    for release in (True, False):
+        with pytest.raises(UserError, match="Say why"):
+            decide(school, submission_id, staff, release=release, reason=reason)
+    assert find(school, submission_id).result.verdict == "held"
+
+
+def test_what_is_not_held_is_not_for_anybody_to_decide(school, facts, staff):
+    submission_id = school.graded("ada", facts())
+    for release in (True, False):
+        assert not decide(school, submission_id, staff, release=release)
+    assert find(school, submission_id).result.points > 0
+
+
+def test_new_measurements_are_held_anew(school, facts, staff):
+    submission_id = school.graded("ada", facts(suspicious=True))
+    decide(school, submission_id, staff, release=True)
+    with school.database.write() as session:
+        submissions.run_again(session, submission_id, actor_id=staff.id, now=NOW)
+    assert school.record(school.claim(), facts(suspicious=True))
+    result = find(school, submission_id).result
+    assert (result.verdict, result.released, result.decision_reason) == ("held", False, None)
 
 
 def test_staff_see_what_runs_and_what_waits(school):

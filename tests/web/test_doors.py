@@ -192,6 +192,7 @@ ACTS: dict[str, str] = {
     "re-judge": "/submissions/{done}/re-judge",
     "run-again": "/submissions/{done}/run-again",
     "release": "/submissions/{done}/release",
+    "confirm": "/submissions/{done}/confirm",
     "cancel": "/submissions/{waiting}/cancel",
     "log-out": "/log-out",
 }
@@ -225,8 +226,11 @@ def test_no_act_by_following_a_link(sqlite_campus: Campus) -> None:
         pytest.param("ada", "cancel", 303, id="owner-withdraws"),
         pytest.param("ben", "cancel", 404, id="other-withdraws"),
         pytest.param("grace", "cancel", 303, id="instructor-withdraws"),
-        *(pytest.param("ada", act, 404, id=f"owner-{act}") for act in ("re-judge", "run-again", "release")),
-        *(pytest.param("grace", act, 303, id=f"instructor-{act}") for act in ("re-judge", "run-again", "release")),
+        *(pytest.param("ada", act, 404, id=f"owner-{act}") for act in ("re-judge", "run-again", "release", "confirm")),
+        *(
+            pytest.param("grace", act, 303, id=f"instructor-{act}")
+            for act in ("re-judge", "run-again", "release", "confirm")
+        ),
     ],
 )
 def test_each_act_is_for_those_who_may(
@@ -261,3 +265,16 @@ def test_no_page_has_inline_script_or_style(sqlite_campus: Campus) -> None:
         assert "<style" not in html, name
         assert "javascript:" not in html, name
         assert html.count("<script") == html.count('<script src="/static/'), name
+
+
+@pytest.mark.parametrize("how", ["gzip", "br", "zstd"])
+def test_pages_are_sent_compressed_and_streams_are_not(sqlite_campus: Campus, how: str) -> None:
+    client = sqlite_campus.client("ada")
+    of = paths(sqlite_campus)
+    asked = {"Accept-Encoding": how}
+    report = client.get(of["submission"], headers=asked)
+    assert report.headers["Content-Encoding"] == how
+    assert "Accept-Encoding" in report.headers["Vary"]
+    assert len(report.data) < len(client.get(of["submission"]).data) / 4
+    with client.get(of["events"], headers=asked) as stream:
+        assert "Content-Encoding" not in stream.headers

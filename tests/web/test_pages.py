@@ -286,9 +286,42 @@ def test_a_held_grade_is_published_by_an_instructor(campus: Campus, token_of: Ca
     board = f"{PAGE}/leaderboard"
     ada, grace = campus.client("ada"), campus.client("grace", Role.INSTRUCTOR)
     assert "Nobody is here yet" in ada.get(board).text
-    assert grace.post(f"{path}/release", data={"csrf_token": token_of(grace)}).status_code == 303
+    assert "This grade is held" in grace.get(path).text
+    said = {"csrf_token": token_of(grace), "reason": "I read it, and it is <b>fine</b>."}
+    assert grace.post(f"{path}/release", data=said).status_code == 303
     assert "Full marks" in ada.get(path).text
     assert "Full marks" in ada.get(board).text
+    assert "it is &lt;b&gt;fine&lt;/b&gt;." in grace.get(path).text
+
+
+def test_a_held_grade_that_does_not_count_tells_the_student_why(
+    campus: Campus, token_of: Callable[[FlaskClient], str]
+) -> None:
+    found = dataclasses.replace(
+        stored("ok-block-pointers"), evidence=(Evidence(kind="decoy", message="odd in its own way"),)
+    )
+    path = f"/submissions/{campus.graded('ada', found)}"
+    ada, grace = campus.client("ada"), campus.client("grace", Role.INSTRUCTOR)
+    before = ada.get(path).text
+    assert "A person looks at this grade before it counts." in before
+    for word in ("odd in its own way", "decoy", "interfered", "cheat", "suspic"):
+        assert word not in before.lower()
+    assert "odd in its own way" in grace.get(path).text
+    said = {"csrf_token": token_of(grace), "reason": "It hands out <i>stored</i> answers."}
+    assert grace.post(f"{path}/confirm", data=said).status_code == 303
+    after = ada.get(path).text
+    assert "It hands out &lt;i&gt;stored&lt;/i&gt; answers." in after
+    assert "decided that it does not count" in after
+    assert "odd in its own way" not in after
+
+
+def test_a_decision_needs_a_reason(campus: Campus, token_of: Callable[[FlaskClient], str]) -> None:
+    found = dataclasses.replace(stored("ok-block-pointers"), evidence=(Evidence(kind="clock", message="odd"),))
+    path = f"/submissions/{campus.graded('ada', found)}"
+    grace = campus.client("grace", Role.INSTRUCTOR)
+    answer = grace.post(f"{path}/confirm", data={"csrf_token": token_of(grace), "reason": " "})
+    assert answer.status_code == 400
+    assert "Say why, in a sentence that the student reads." in answer.text
 
 
 def test_judging_again_tells_what_changed(campus: Campus, token_of: Callable[[FlaskClient], str]) -> None:
