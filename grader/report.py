@@ -385,7 +385,7 @@ def _error_map(probe: str, output: OutputRun) -> HeatMap:
     return HeatMap(
         title=f"Where {output.name} is wrong in {probe} (mean |error| of blocks)",
         row_label=f"rows, 0 to {output.n_rows - 1}" if output.n_rows else "rows",
-        column_label="columns" if len(output.want_shape) > 1 else "",
+        column_label=f"columns, 0 to {output.want_shape[-1] - 1}" if len(output.want_shape) > 1 else "",
         values=output.error_map,
     )
 
@@ -945,15 +945,19 @@ def _compiled(examination: Examination) -> Section | None:
     said = [f"Compiled for {one_line(found.target, 20)} without a GPU, at the sizes that speed is measured at."]
     if not found.finished:
         said.append("Not everything could be compiled.")
+    if found.kernels:
+        limit = bytes_text(found.shared_limit_bytes)
+        said.append(f"A block of threads may use {limit} of shared memory there; what asks for more does not start.")
     if any(kernel.spill_bytes for kernel in found.kernels):
         said.append("Spilled registers go through memory: smaller tiles or more warps may help.")
     blocks: list[Block] = [
         Table(
             title="Kernels",
-            columns=("kernel", "shapes", "registers", "spilled", "shared memory", "CTAs per SM", "matrix unit"),
+            columns=("kernel", "line", "shapes", "registers", "spilled", "shared memory", "CTAs per SM", "matrix unit"),
             rows=tuple(
                 (
                     Hostile(kernel.kernel, 80),
+                    _line(kernel.line),
                     one_line(kernel.shapes, 120),
                     str(kernel.registers),
                     bytes_text(kernel.spill_bytes),
@@ -963,7 +967,7 @@ def _compiled(examination: Examination) -> Section | None:
                 )
                 for kernel in found.kernels
             ),
-            numeric=(2, 3, 4, 5),
+            numeric=(1, 3, 4, 5, 6),
         )
     ]
     for failure in found.failures[:3]:

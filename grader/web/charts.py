@@ -1,4 +1,4 @@
-"""Charts of a report as SVG, drawn on the server by Vega-Lite.
+"""Charts of a report as SVG, drawn on the server by Vega-Lite. docs/decisions/0006-charts.md has the reasons.
 
 Colours are variables of the style sheet, so one drawing serves light and dark, the page and the print; text stays text.
 A drawing holds no script, no style sheet and no style attribute, so the strictest content policy allows it.
@@ -19,6 +19,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ class Gallery:
         for chart in charts:
             if not is_empty(chart):
                 asked = json.dumps(_specification(chart), sort_keys=True)
-                digest = hashlib.sha256(f"{version('vl-convert-python')} {asked}".encode()).hexdigest()
+                digest = hashlib.sha256(f"{_engine()} {asked}".encode()).hexdigest()
                 svg = self._kept(digest)
                 if svg is not None:
                     found[chart] = Markup(svg)  # noqa: S704
@@ -163,6 +164,12 @@ class Gallery:
 
     def _path(self, digest: str) -> Path:
         return self._folder / digest[:2] / f"{digest}.svgz"
+
+
+@cache
+def _engine() -> str:
+    """What would draw: another version's drawings are other drawings."""
+    return version("vl-convert-python")
 
 
 def draw(chart: Chart) -> str:

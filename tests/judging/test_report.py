@@ -313,6 +313,25 @@ def test_speed_is_told_with_its_interval():
     assert not found.provisional
 
 
+def test_the_compile_report_tells_registers_spills_and_what_would_not_start():
+    kernel = CompiledKernel(
+        kernel="fwd",
+        registers=128,
+        spill_bytes=104,
+        shared_bytes=58_368,
+        ctas_per_sm=4,
+        matrix_unit="wgmma",
+        line=17,
+        shapes="64 x 64",
+    )
+    found = report_of(compile_report=CompileReport(target="sm_90", kernels=(kernel,)))
+    said = " ".join(found.section("compile").sentences)
+    assert "227 KiB of shared memory" in said
+    assert "Spilled registers" in said
+    row = block_of(found, "compile", Table).rows[0]
+    assert row == (Hostile("fwd", 80), "17", "64 x 64", "128", "104 B", "57.0 KiB", "4", "wgmma")
+
+
 def test_times_are_medians():
     measured = timing(2.0, student_times_ms=(3.0, 1.0, 2.0, 10.0))
     found = report_of(device=Device(kind="cuda", name="NVIDIA H200", arch="sm_90"), timings=(measured,))
