@@ -2,10 +2,10 @@
 
     python tests/gpu/serve_on_gpu.py [--device cuda] [--out FOLDER] [--queue 40] [--queue-s 150] [--only PART ...]
 
-commands: `python -m workers grade` and `tilegrade grade --json` on one file. service: `tilegrade up` on SQLite and its
-own Valkey, three files for each assignment through `tilegrade submit`. queue: many hand-ins of one file at once;
-gradings an hour, and for how long nobody holds the GPU between two of them. killed: the worker dies by SIGKILL in the
-middle of a grading. Exits 1 when a part failed. With --device cpu all but the GPU's lock is tried.
+commands: `tilegrade grade --json` on one file. service: `tilegrade up` on SQLite and its own Valkey, three files for
+each assignment through `tilegrade submit`. queue: many hand-ins of one file at once; gradings an hour, and for how long
+nobody holds the GPU between two of them. killed: the worker dies by SIGKILL in the middle of a grading. Exits 1 when a
+part failed. With --device cpu all but the GPU's lock is tried.
 """
 
 from __future__ import annotations
@@ -271,38 +271,23 @@ def show(rows: list[Submission], names: list[str]) -> bool:
 
 
 def commands(arguments: argparse.Namespace) -> bool:
-    """The two commands that grade without a service."""
+    """The command that grades without a service, which starts `python -m workers grade`."""
     slug, name = QUEUE_OF
-    file = str(CORPUS / slug / f"{name}.py")
-    fine = True
-    for label, command in (
-        (
-            "python -m workers grade",
-            [sys.executable, "-m", "workers", "grade", file, "--assignment", f"assignments/{slug}"],
-        ),
-        ("tilegrade grade --json", [*TILEGRADE, "grade", file, "--assignment", slug, "--json"]),
-    ):
-        began = time.monotonic()
-        done = subprocess.run(
-            [*command, "--device", arguments.device],
-            cwd=PROJECT,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
-        took = time.monotonic() - began
-        try:
-            answer: dict[str, Any] = json.loads(done.stdout)
-        except ValueError:
-            answer = {}
-        found = answer.get("examination", answer)
-        ok = done.returncode == 0 and "error" not in answer
-        fine = fine and ok
-        said = {key: found.get(key) for key in ("verdict", "score", "device", "provisional") if key in found}
-        print(f"{label}: status {done.returncode}, {took:.1f} s, {json.dumps(said)[:600]}", flush=True)
-        if not ok:
-            print(done.stdout[-2000:], done.stderr[-4000:], sep="\n", flush=True)
+    command = [*TILEGRADE, "grade", str(CORPUS / slug / f"{name}.py"), "--assignment", slug, "--json"]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, "--device", arguments.device], cwd=PROJECT, capture_output=True, text=True, timeout=180, check=False
+    )
+    took = time.monotonic() - began
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        answer = {}
+    fine = done.returncode == 0 and "error" not in answer
+    said = {key: answer.get(key) for key in ("verdict", "score", "device", "provisional") if key in answer}
+    print(f"tilegrade grade --json: status {done.returncode}, {took:.1f} s, {json.dumps(said)[:600]}", flush=True)
+    if not fine:
+        print(done.stdout[-2000:], done.stderr[-4000:], sep="\n", flush=True)
     return fine
 
 
