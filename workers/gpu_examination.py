@@ -43,12 +43,13 @@ from grader.roofline import is_too_fast, roofline
 from reference import timed as timed_operations
 from reference.operation import Inputs, Operation, Options
 from workers import claims, processes
-from workers.ahead import BACKGROUND_NICE, ahead_pool, archives_into, compile_ahead
+from workers.ahead import ahead_pool, archives_into, compile_ahead
 from workers.ceilings import measure as measure_ceilings
 from workers.devices.cpu import Arena, interpreter_pool
 from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
 from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRows, WrongRowsError, window_seeds
 from workers.interview import CandidateFailedError, Interview
+from workers.isolation import BACKGROUND_NICE
 from workers.large_calls import plain_call
 from workers.replay import conclude, is_wanted, replay
 from workers.sanitizer import broken_probe, look_closer
@@ -412,14 +413,16 @@ class _Course:
             self._record.seconds["waiting"] = began - waited
             self._record.idle_s = began - self._gpu.free_since
             self.before = self._gpu.state()
-            stopwatch, others = self._prepare_rivals()
-            with self._timed("numerics"):
-                self.numeric = self._examiner.numerics()
-            if self._may_go_on():
-                self._measure(stopwatch, others)
-            with self._timed("scrub"):
-                self._gpu.arena.fill_(0xFF)
-                self._gpu.settle()
+            try:
+                stopwatch, others = self._prepare_rivals()
+                with self._timed("numerics"):
+                    self.numeric = self._examiner.numerics()
+                if self._may_go_on():
+                    self._measure(stopwatch, others)
+            finally:  # also after a fault of ours: the next one maps this very memory
+                with self._timed("scrub"):
+                    self._gpu.arena.fill_(0xFF)
+                    self._gpu.settle()
             self.after = self._gpu.state()
             self._record.lock_s = time.monotonic() - began
 
