@@ -40,6 +40,7 @@ from workers.ceilings import measure as measure_ceilings  # noqa: E402
 from workers.devices.cpu import interpreter_pool  # noqa: E402
 from workers.devices.cuda import Gpu, cuda_pool  # noqa: E402
 from workers.gpu_examination import Ahead, GpuRecord, Rivals, WarmGpu, examine_on_gpu  # noqa: E402
+from workers.gpu_timing import Race, Size  # noqa: E402
 from workers.sandbox import SandboxPool  # noqa: E402
 
 CORPUS = PROJECT / "tests" / "corpus"
@@ -246,31 +247,11 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench, *, whole: Path | N
         "load_failure": to_json(examination.load_failure),
         "audit_failure": to_json(examination.audit_failure),
         "stderr": examination.stderr[-1500:],
-        "races": [],
         "gpu": to_json(examination.gpu),
     }
     if whole is not None:
         whole.write_text(json.dumps(to_json(examination)))
-    for size, race in record.races:
-        found["races"].append(
-            {
-                "axes": dict(size.axes),
-                "n_calls": race.n_calls,
-                "windows_ms": race.times_ms,
-                "events_ms": race.events_ms,
-                "empty_ms": race.empty_ms,
-                "anatomy_ms": race.anatomy_ms,
-                "moved": race.n_moved,
-                "stages_s": {name: round(value, 4) for name, value in race.stages_s.items()},
-                "pulses": race.pulses,
-                "first_ms": race.first_ms,
-                "fill_ms": race.fill_ms,
-                "row_errors": race.row_errors,
-                "rows_checked": race.n_checked_rows,
-                "voids": race.voids,
-                "seconds": race.seconds,
-            }
-        )
+    found["races"] = [_race(size, race) for size, race in record.races]
     found["rooflines"] = [
         dataclasses.asdict(
             roofline(
@@ -304,8 +285,8 @@ def queue(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             row = {"number": number, "verdict": judge(assignment, examination).verdict.value, "ended": time.monotonic()}
             row |= {"seconds": time.monotonic() - began, "lock_s": record.lock_s, "idle_s": record.idle_s}
             row |= {"student_ms": student_ms, "ratio": [timing.ratio for timing in examination.timings]}
-            rows.append(row | {"stages": dict(record.seconds)})
-            print(f"  {rows[-1]}", flush=True)
+            print(f"  {row | {'stages': dict(record.seconds)}}", flush=True)
+            rows.append(row | {"stages": dict(record.seconds), "races": [_race(*one) for one in record.races]})
 
         for number in range(2):  # nothing beside them
             time.sleep(4.0)
@@ -330,6 +311,26 @@ def queue(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     found["ratio_max_over_min"] = max(every_ratio) / min(every_ratio)
     print(f"  { {key: value for key, value in found.items() if key != 'gradings'} }", flush=True)
     yield found
+
+
+def _race(size: Size, race: Race) -> dict[str, Any]:
+    return {
+        "axes": dict(size.axes),
+        "n_calls": race.n_calls,
+        "windows_ms": race.times_ms,
+        "events_ms": race.events_ms,
+        "empty_ms": race.empty_ms,
+        "anatomy_ms": race.anatomy_ms,
+        "moved": race.n_moved,
+        "stages_s": {name: round(value, 4) for name, value in race.stages_s.items()},
+        "pulses": race.pulses,
+        "first_ms": race.first_ms,
+        "fill_ms": race.fill_ms,
+        "row_errors": race.row_errors,
+        "rows_checked": race.n_checked_rows,
+        "voids": race.voids,
+        "seconds": race.seconds,
+    }
 
 
 def _said(run: Any) -> Any:

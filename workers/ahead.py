@@ -27,10 +27,9 @@ from workers import claims
 from workers.compiling import OUTPUT_BYTES, TARGETS, Sandboxes, input_shapes
 from workers.devices.cpu import strided
 from workers.interview import CandidateFailedError, Interview, load_request
-from workers.isolation import Limits
+from workers.isolation import BACKGROUND_NICE, Limits
 from workers.sandbox import SandboxPool, SandboxUnavailable
 
-BACKGROUND_NICE = 10  # of what works beside a measurement
 ARENA_BYTES = 48 << 20  # the source on the way in, the archive on the way out
 MOST_ARCHIVE_BYTES = 32 << 20
 MOST_KERNELS = 512

@@ -162,9 +162,8 @@ class Candidate:
         if upstream is not None:
             backward = self._half.watch(message, tensors)
             with backward:
-                gradients = torch.autograd.grad(
-                    results[forward_names[0]][0], [tensors[name] for name in names], upstream, allow_unused=True
-                )
+                leaves = [tensors[name] for name in names]
+                gradients = entry.gradients(results[forward_names[0]][0], leaves, upstream)
             for name, gradient in zip(names, gradients, strict=True):
                 if gradient is None:
                     raise _Refused("wrong-result-type", f"backward returned None for the gradient of {name}")

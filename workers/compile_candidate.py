@@ -416,7 +416,7 @@ class _Candidate:
         output = returned[0] if isinstance(returned, tuple | list) and returned else returned
         if upstream is not None and isinstance(output, torch.Tensor) and output.requires_grad:
             gradient = make(upstream, dtype=output.dtype)
-            torch.autograd.grad(output, inputs, gradient, allow_unused=True)
+            entry.gradients(output, inputs, gradient)
 
     def _explain(self, exc: BaseException, stage: str) -> Message:
         if isinstance(exc, _UnknownError) or (stage == "load" and self._compiler.skipped):

@@ -9,12 +9,28 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
+
+
+def gradients(
+    output: torch.Tensor, inputs: Sequence[torch.Tensor], upstream: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of `inputs` as `torch.autograd.grad` gives them; None for one that `output` does not depend on.
+
+    That function first imports torch's symbolic shapes, two seconds of a process that answers one hand-in; the engine
+    below it does not.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    keep_graph = create_graph = False
+    found: tuple[torch.Tensor | None, ...] = engine.run_backward(
+        (output,), (upstream,), keep_graph, create_graph, tuple(inputs), True, accumulate_grad=False
+    )
+    return found
 
 
 class EntryError(Exception):

@@ -166,7 +166,8 @@ class Ahead:
         """Archives of Triton's cache for every call of the examination."""
         with self._counting:
             self._n_inside += 1
-            share = max(1, self._n_candidates // self._n_inside)
+            # alone it takes all; in a full queue each candidate more costs the start of a process, and time matters less
+            share = self._n_candidates if self._n_inside == 1 else max(1, self._n_candidates // 4)
         try:
             return compile_ahead(
                 assignment,

@@ -588,7 +588,7 @@ class Stopwatch:
                 pilot_ms=self._pilot_ms(rival, inputs, size),
                 need=need,
                 n_outputs=len(self._operation.outputs),
-                window_ms=timing.WINDOW_MS if headline and is_student else timing.SHORT_WINDOW_MS,
+                window_ms=timing.window_ms(rival.name, headline=headline),
             )
 
     def _pilot_ms(self, rival: Rival, inputs: Field, size: Size) -> float:

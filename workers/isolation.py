@@ -46,6 +46,8 @@ APP_FILES = (
 )
 
 _NVIDIA = Path("/proc/driver/nvidia")
+_CAP_SYS_NICE = 23
+BACKGROUND_NICE = 10  # of what works beside a measurement
 _HERE = Path(__file__).resolve().parent
 _PROJECT = _HERE.parent
 # covered where a folder that the candidate needs (a venv, /usr) happens to contain the project
@@ -82,7 +84,8 @@ class Limits:
     output_total_bytes: int = 4 << 20  # both streams; a candidate that prints more is killed
     cpu_s: int = 120  # of each process
     open_files: int = 256
-    nice: int = 0  # how readily it leaves the processor to others, 0 to 19
+    nice: int = 0  # how much more readily than we it leaves the processor to others, 0 to 19
+    start_nice: int = 0  # the same while it gets ready; where we may not take it back, it is not given
 
 
 def host_isolation() -> Isolation:
@@ -173,7 +176,7 @@ class Recipe:
             files={f"{app}/{name}": base64.b64encode(content).decode() for name, content in files.items()},
             devices=_nvidia_devices(self._env.get("CUDA_VISIBLE_DEVICES")) if self._gpu else [],
             scratch_bytes=self._limits.scratch_bytes,
-            nice=self._limits.nice,
+            nice=max(self._limits.nice, self._limits.start_nice if _may_lower_nice() else 0),
             seccomp=None if self._filter is None else base64.b64encode(self._filter).decode(),
             env=self._environment(work),
             workdir=work,
@@ -306,6 +309,13 @@ def _explain_refusal(stderr: str) -> str:
             "a seccomp profile that allows unshare, clone, mount, umount2 and pivot_root."
         )
     return f"bubblewrap could not start a sandbox: {tail or 'it said nothing'}. {hint}"
+
+
+def _may_lower_nice() -> bool:
+    """Whether what was given with `nice` can be taken back: CAP_SYS_NICE, which containers mostly lack."""
+    status = Path("/proc/self/status").read_text()
+    effective = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
+    return bool(int(effective, 16) >> _CAP_SYS_NICE & 1)
 
 
 def may_use_slots() -> bool:

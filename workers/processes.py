@@ -82,6 +82,15 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+def set_nice(pids: Iterable[int], nice: int) -> None:
+    """Give every thread of these processes that niceness. Making it smaller needs root."""
+    for pid in pids:
+        with contextlib.suppress(OSError):  # gone
+            for task in list((_PROC / str(pid) / "task").iterdir()):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.setpriority(os.PRIO_PROCESS, int(task.name), nice)
+
+
 def alive(pids: Iterable[int]) -> set[int]:
     """Those of `pids` that exist and are no zombies."""
     return {pid for pid in pids if (fields := _stat(_PROC / str(pid) / "stat")) is not None and fields[0] not in "ZX"}

@@ -145,6 +145,12 @@ class Sandbox:
             for pid in self._below():
                 processes.send(pid, signal.SIGCONT)
 
+    def hurry(self) -> None:
+        """Give it the share of the processor it has while it works, after that with which it got ready."""
+        if self._limits.start_nice:
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            processes.set_nice(self._tree(), min(19, own + self._limits.nice))
+
     def over_limit(self) -> Literal["output-limit", "memory-limit"] | None:
         """The limit it ran into, as soon as that is known; the examiner need not wait any longer."""
         if self._flooded:
@@ -371,6 +377,7 @@ class SandboxPool:
                 self._count_failure(str(exc), sandbox.kill())
             else:
                 self._failed_in_a_row = 0
+                sandbox.hurry()
                 return sandbox
 
     def close(self) -> None:

@@ -17,7 +17,9 @@ from grader.statistics import Interval, bootstrap_ratio
 T = TypeVar("T")
 
 WINDOW_MS = 110.0  # of the student's file at the headline size: long enough that what surrounds it is lost in it
-SHORT_WINDOW_MS = 45.0  # of the baselines, and of other sizes
+SHORT_WINDOW_MS = 45.0  # of the naive baseline there
+OTHER_WINDOW_MS = 30.0  # of both at other sizes
+SPOT_WINDOW_MS = 25.0  # of the reference
 MOST_OUTPUTS = 2048  # of a window: their addresses still fit one frame
 LEAST_ROUNDS = 5
 WANTED_HALF_WIDTH = 0.01  # of the 95 % interval, relative
@@ -60,6 +62,15 @@ def calls_in_window(*, pilot_ms: float, need: Need, n_outputs: int, window_ms: f
     """
     by_time = math.ceil(window_ms / max(pilot_ms, 1e-4))
     return max(2, min(by_time, need.most_calls, MOST_OUTPUTS // n_outputs))
+
+
+def window_ms(rival: str, *, headline: bool) -> float:
+    """How long a window of that rival should be."""
+    if rival == "reference":
+        return SPOT_WINDOW_MS
+    if not headline:
+        return OTHER_WINDOW_MS
+    return WINDOW_MS if rival == "student" else SHORT_WINDOW_MS
 
 
 def per_call_ms(window_ms: float, n_calls: int, empty_ms: float) -> float:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sandbox_jobs import HERE, LIGHT_CANDIDATE, LIMITS, needs_root, start, watch
+from sandbox_jobs import HERE, LIGHT_CANDIDATE, LIMITS, needs_root, processes_of, start, watch
 
 from workers import processes
 from workers.sandbox import SandboxUnavailable
@@ -67,7 +67,19 @@ except OSError:
 channel.send({'op': 'nice', 'nice': os.getpriority(os.PRIO_PROCESS, 0)})
 """
     start(sandbox, greedy)
-    assert sandbox.channel.receive(5)["nice"] == os.nice(0) + 10
+    assert sandbox.channel.receive(5)["nice"] == min(19, os.nice(0) + 10)
+
+
+@needs_root
+def test_a_candidate_gets_ready_behind_others_and_works_beside_them(make_pool):
+    pool = make_pool(limits=replace(LIMITS, start_nice=10), size=2)
+    sandbox = pool.take(20)
+    own = [int(name.name) for name in Path("/proc/self/task").iterdir()]
+    waiting = [pid for pid in processes_of(pool) if pid not in processes.tree(sandbox.pid)]
+    start(sandbox, "import os\nchannel.send({'op': 'nice', 'nice': os.getpriority(os.PRIO_PROCESS, 0)})")
+    assert sandbox.channel.receive(5)["nice"] == os.nice(0)
+    assert min(19, os.nice(0) + 10) in {os.getpriority(os.PRIO_PROCESS, pid) for pid in waiting}
+    assert {os.getpriority(os.PRIO_PROCESS, tid) for tid in own} == {os.nice(0)}
 
 
 def test_first_line_runs_within_50_ms_of_the_request(make_pool):

@@ -25,6 +25,7 @@ from cuda.bindings import driver, runtime
 from grader import assignment
 from grader.measurement import GpuState
 from workers.devices.gpu import GpuError, Mapped, NotMappableError
+from workers.isolation import BACKGROUND_NICE
 from workers.sandbox import Limits, SandboxPool
 
 # CUDA keeps a thread or two of its own, pins host memory and writes compiled kernels to the scratch folder
@@ -198,6 +199,7 @@ def cuda_pool(
             output_total_bytes=limits.output_bytes,
             cpu_s=int(4 * limits.total_s),  # waiting for a GPU spins
             open_files=GPU_OPEN_FILES,
+            start_nice=BACKGROUND_NICE,
         ),
         size=size,
         refill=refill,

@@ -68,9 +68,9 @@ class CudaHalf:
 
         # Triton builds a small C library per signature; what all share is built now
         _warm_kernel[(1,)](torch.zeros(16, device="cuda"), 16, BLOCK=16)
-        # the first gradient imports half a thousand modules, two seconds of them, and starts a thread for the device
+        # the first gradient starts a thread for the device
         leaf = torch.zeros(16, device="cuda", requires_grad=True)
-        torch.autograd.grad(leaf * 2, leaf, torch.ones_like(leaf))
+        entry.gradients(leaf * 2, [leaf], torch.ones_like(leaf))
         torch.cuda.synchronize()
         # what is there now stays: collecting it again and again would take a tenth of a second each time
         gc.collect()
@@ -316,7 +316,10 @@ class _Plan:
 
     def _gradients(self, output: torch.Tensor, i: int) -> Sequence[torch.Tensor]:
         upstream = self._upstreams[i % len(self._upstreams)]
-        return torch.autograd.grad(output, self._arguments[i], upstream)
+        found = entry.gradients(output, self._arguments[i], upstream)
+        if any(gradient is None for gradient in found):
+            raise RuntimeError("backward returned None for a gradient")
+        return [gradient for gradient in found if gradient is not None]
 
 
 def _count_tuning() -> Callable[[], int]:
