@@ -7,14 +7,16 @@ examined; progress goes to standard error, one JSON object a line.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
 from grader.assignment import Assignment, load_assignment
-from grader.errors import AssignmentError, UserError
+from grader.errors import AssignmentError, GraderFault, UserError
 from grader.measurement import Examination, to_json
 
 
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         answer = _COMMANDS[arguments.command](arguments)
-    except (UserError, AssignmentError) as exc:
+    except (UserError, AssignmentError, GraderFault) as exc:
         json.dump({"error": {"kind": type(exc).__name__, "message": str(exc)}}, sys.stdout)
         return 2
     json.dump(answer, sys.stdout, allow_nan=False)
@@ -88,13 +90,31 @@ def _grade(arguments: argparse.Namespace) -> dict[str, Any]:
 def _grade_on_gpu(
     assignment: Assignment, source: bytes, isolation: Literal["auto", "none"], seed: int | None
 ) -> Examination:
+    from workers import health
+    from workers.devices import nvml
+
+    try:
+        card = health.choose(0, nvml.visible_devices())
+    except nvml.NvmlError as exc:
+        raise UserError(f"No GPU can be used: {exc}. Leave --device out to grade in Triton's interpreter.") from None
+    os.environ["CUDA_VISIBLE_DEVICES"] = card.uuid  # before torch looks
     import torch
 
     if not torch.cuda.is_available():
-        raise UserError("PyTorch finds no GPU here; leave --device out to grade in Triton's interpreter.")
+        raise UserError(f"This PyTorch ({torch.__version__}) cannot use the {card.name} here: it needs one for CUDA.")
+    from workers.devices.gpu import GpuError
     from workers.gpu_examination import examine_once
 
-    return examine_once(assignment, source, isolation=isolation, seed=seed, progress=_print_progress)
+    def examine() -> Examination:
+        return examine_once(assignment, source, isolation=isolation, seed=seed, progress=_print_progress)
+
+    with contextlib.closing(nvml.XidWatch(card)) as xids:
+        watched = health.Watched(examine, read=lambda: nvml.read(card), xids=xids.heard, still_works=health.use_context)
+        try:
+            found: Examination = watched()
+        except (GpuError, health.SickGpuError) as exc:
+            raise GraderFault(f"{card.name}: {exc}") from None
+    return found
 
 
 def _reference(arguments: argparse.Namespace) -> dict[str, Any]:

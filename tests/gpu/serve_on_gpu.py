@@ -379,6 +379,7 @@ def main() -> int:
     parser.add_argument("--service-s", type=float, default=300)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is stopped, and its logs are kept
     fine: dict[str, bool] = {}
     if "commands" in arguments.only:
         fine["commands"] = _guarded(commands, arguments)
