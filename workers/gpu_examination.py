@@ -166,7 +166,7 @@ class Ahead:
         """Archives of Triton's cache for every call of the examination."""
         with self._counting:
             self._n_inside += 1
-            # alone it takes all; in a full queue each candidate more costs the start of a process, and time matters less
+            # alone it takes all; in a full queue time matters less than what starting one more costs
             share = self._n_candidates if self._n_inside == 1 else max(1, self._n_candidates // 4)
         try:
             return compile_ahead(
