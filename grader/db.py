@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,30 +17,41 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from grader.errors import UserError
 
 SQLITE_BUSY_TIMEOUT_MS = 10_000
+POOL_SIZE = 16
+PING_AFTER_S = 1.0  # SQLAlchemy's own `pool_pre_ping` asks every time, which is as dear as a small page's statement
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _BEGIN = "tilegrade_begin"
 
 
 class Database:
-    """One engine and the two ways to use it. Holds no session; safe to share between threads."""
+    """One engine and the ways to use it. Holds no session; safe to share between threads."""
 
     def __init__(self, url: str) -> None:
         self.engine = create_database_engine(url)
-        # SQLite shows a transaction one state anyhow; PostgreSQL, unasked, shows each statement its own
-        isolation = {} if self.engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
-        self._reading = self.engine.execution_options(**isolation)
+        self._reading = self._peeking = self.engine
+        if self.engine.dialect.name != "sqlite":
+            # SQLite shows a transaction one state anyhow; PostgreSQL, unasked, shows each statement its own
+            self._reading = self.engine.execution_options(isolation_level="REPEATABLE READ")
+            self._peeking = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._writing = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session that sees one consistent state and changes nothing: it rolls back at the end."""
         with Session(self._reading, expire_on_commit=False) as session:
+            yield session
+
+    @contextmanager
+    def peek(self) -> Iterator[Session]:
+        """A session for one statement that only reads: without a transaction around it, it is one way to the server."""
+        with Session(self._peeking, expire_on_commit=False) as session:
             yield session
 
     @contextmanager
@@ -60,13 +73,34 @@ def create_database_engine(url: str) -> Engine:
     """An engine with the pragmas that make SQLite behave like a server, or a PostgreSQL one that notices dead links."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        return create_engine(parsed, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+        # as many as a web server has threads: opening one takes longer than most pages
+        engine = create_engine(parsed, pool_size=POOL_SIZE, pool_use_lifo=True, connect_args={"connect_timeout": 10})
+        event.listen(engine, "checkin", _note_use)
+        event.listen(engine, "checkout", functools.partial(_ping_after_a_rest, engine))
+        return engine
     if parsed.database:
         Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     engine = create_engine(parsed, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000})
     event.listen(engine, "connect", _set_pragmas)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def _note_use(_connection: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
+    record.info["used_at"] = time.monotonic()
+
+
+def _ping_after_a_rest(
+    engine: Engine, connection: DBAPIConnection, record: ConnectionPoolEntry, _proxy: PoolProxiedConnection
+) -> None:
+    """Ask whether a connection that lay idle still lives; the pool opens another when it does not."""
+    used_at = record.info.get("used_at")
+    if used_at is None or time.monotonic() - used_at < PING_AFTER_S:
+        return
+    try:
+        engine.dialect.do_ping(connection)
+    except engine.dialect.loaded_dbapi.Error as exc:
+        raise DisconnectionError(str(exc)) from exc
 
 
 def upgrade(database: Database) -> None:

@@ -136,13 +136,17 @@ def _find_viewer(settings: Settings) -> Viewer | None:
     if not (now - session["since"] < whole_s and now - session["seen"] < whole_s * IDLE_SHARE):
         session.clear()
         return None
-    with house().database.read() as db:
-        user = db.get(User, session["user"])
-        if user is None or not user.active or user.session_epoch != session["epoch"]:
-            session.clear()
-            return None
-        rows = db.execute(select(Enrollment.course_id, Enrollment.role).where(Enrollment.user_id == user.id))
-        found = Viewer(id=user.id, name=user.name, is_staff=user.is_staff, roles={row[0]: row[1] for row in rows})
+    with house().database.peek() as db:
+        rows = db.execute(
+            select(User.name, User.is_staff, User.active, User.session_epoch, Enrollment.course_id, Enrollment.role)
+            .outerjoin(Enrollment, Enrollment.user_id == User.id)
+            .where(User.id == session["user"])
+        ).all()
+    if not rows or not rows[0].active or rows[0].session_epoch != session["epoch"]:
+        session.clear()
+        return None
+    roles = {row.course_id: row.role for row in rows if row.course_id is not None}
+    found = Viewer(id=session["user"], name=rows[0].name, is_staff=rows[0].is_staff, roles=roles)
     # once a minute is enough: every change sends the cookie again
     if now - session["seen"] > 60:
         session["seen"] = int(now)

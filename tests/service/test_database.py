@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta, timezone
 
 import alembic.command
@@ -160,3 +161,26 @@ def test_a_reader_sees_one_state_whatever_others_commit(database):
         assert reading.scalars(sa.select(Course)).all() == []
     with database.read() as reading:
         assert len(reading.scalars(sa.select(Course)).all()) == 1
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("way", ["read", "peek", "write"])
+def test_a_server_that_was_restarted_while_nobody_asked_is_found_again(new_postgres_url, postgres_cluster, way):
+    database = Database(new_postgres_url())
+    with database.read() as first, database.write() as second:
+        for session in (first, second):
+            session.execute(sa.text("SELECT 1"))
+    with postgres_cluster.connect("postgres") as connection:
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'tilegrade'")
+    time.sleep(db.PING_AFTER_S)
+    for _ in range(3):
+        with getattr(database, way)() as session:
+            assert session.scalar(sa.text("SELECT 1")) == 1
+    database.close()
+
+
+def test_a_peek_sees_what_was_committed(database):
+    with database.write() as session:
+        session.add(Course(slug="c", title="C", created_at=NOW))
+    with database.peek() as session:
+        assert session.scalars(sa.select(Course.slug)).all() == ["c"]
