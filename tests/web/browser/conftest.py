@@ -72,6 +72,7 @@ def tour(campus: Campus) -> Tour:
     wrong = campus.graded("ada", stored("no-rescale-output"), corpus("no-rescale-output"))
     hostile = campus.graded("eve", stored("markup"), corpus("markup"))
     error = campus.graded("ada", stored("compile-error"), corpus("compile-error"))
+    gpu = campus.graded("ada", stored("ok-raw-strides"), corpus("ok-raw-strides"))
     running = campus.hand_in("ada", corpus("missing-scale"))
     campus.progress(campus.claim(), "numerics", 0.4)
     campus.hand_in("ben", corpus("wrong-scale"))
@@ -88,6 +89,7 @@ def tour(campus: Campus) -> Tour:
             "full": f"/submissions/{full}",
             "wrong": f"/submissions/{wrong}",
             "error": f"/submissions/{error}",
+            "gpu": f"/submissions/{gpu}",
             "leaderboard": f"/c/{COURSE}/{SLUG}/leaderboard",
             "lesson": "/lesson/memory",
             "lesson-traffic": "/lesson/memory?mode=traffic&heads=1&batch=1&head_dim=32&dtype=float32",
