@@ -159,4 +159,5 @@ def _error_map(error: torch.Tensor) -> tuple[tuple[float | None, ...], ...]:
     blocks = [
         [part.mean().item() for part in torch.tensor_split(row, min(MAP_BLOCKS, row.shape[0]), dim=0)] for row in rows
     ]
-    return tuple(tuple(value if math.isfinite(value) else None for value in row) for row in blocks)
+    # three digits are more than a colour shows, and a report that many probes failed stays small
+    return tuple(tuple(float(f"{value:.2e}") if math.isfinite(value) else None for value in row) for row in blocks)

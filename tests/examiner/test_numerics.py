@@ -1,5 +1,6 @@
 """Comparisons with the oracle: a number that fails any comparison fails the student's case."""
 
+import json
 import math
 
 import pytest
@@ -72,6 +73,14 @@ def test_the_error_map_has_block_means_and_at_most_16_by_16_blocks():
     assert (len(error_map), len(error_map[0])) == (16, 16)
     assert error_map[0][0] == pytest.approx(1.0)
     assert error_map[1][1] == 0.0
+
+
+def test_an_error_map_is_small_as_json():
+    want = torch.ones(4, 256, 64, dtype=torch.float64)
+    got = want + torch.rand(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 3
+    found = _compare(got, want).error_map
+    assert found[0][0] == pytest.approx(1 / 6, rel=0.2)
+    assert len(json.dumps(found)) < 3500
 
 
 def test_no_error_map_is_kept_of_a_right_output():
