@@ -84,7 +84,7 @@ class OutputRun:
     dtype: str
     want_dtype: str
     rel_error: float | None  # max |got - want| / max |want|; None when not finite or the shape is wrong
-    baseline_rel_error: float  # the naive baseline in the student's dtype, against the same oracle
+    baseline_rel_error: float  # the naive baseline in the student's dtype, or what rounding alone costs if that is more
     n_elements: int
     n_not_finite: int  # in the student's output, where the oracle is finite
     n_wrong: int  # beyond the limit in force when it was measured
@@ -281,6 +281,7 @@ class CompileReport:
     kernels: tuple[CompiledKernel, ...]
     failures: tuple[Failure, ...] = ()
     finished: bool = True  # False: the budget, in time or kernels, ended first, or the file did not get so far
+    unfinished: str = ""  # why, as a clause
     shared_limit_bytes: int = 232448  # most shared memory one CTA may ask for on the target; more fails at the launch
 
 

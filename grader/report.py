@@ -150,7 +150,7 @@ def report(assignment: Assignment, examination: Examination, grade: Grade, *, fo
         sections.append(_memory(assignment, examination, grade.memory))
     sections.append(_structure(assignment, examination, grade, for_staff))
     if grade.speed is not None:
-        sections.append(_speed(assignment, examination, grade.speed))
+        sections.append(_speed(assignment, examination, grade.speed, within_reach=_within_reach(grade)))
     compiled = _compiled(examination)
     if compiled is not None:
         sections.append(compiled)
@@ -196,11 +196,16 @@ def _headline(grade: Grade) -> str:
 
 def _remarks(grade: Grade) -> tuple[str, ...]:
     found = []
-    if grade.score.withheld:
+    if grade.score.withheld and _within_reach(grade):
         found.append(f"{points_text(grade.score.withheld)} more points wait for a device that can measure them.")
     if grade.provisional:
         found.append(f"Provisional: measured on {_device(grade)}.")
     return tuple(found)
+
+
+def _within_reach(grade: Grade) -> bool:
+    """Whether this very file can earn what a device withholds: no device gives points to one that earns none."""
+    return grade.numerics.required_passed and grade.released_verdict is not Verdict.REFUSED
 
 
 def _device(grade: Grade) -> str:
@@ -742,13 +747,12 @@ def _line(line: int | None) -> str:
 # -- speed ------------------------------------------------------------------------------------------------------------
 
 
-def _speed(assignment: Assignment, examination: Examination, axis: SpeedGrade) -> Section:
+def _speed(assignment: Assignment, examination: Examination, axis: SpeedGrade, *, within_reach: bool) -> Section:
     asked = _asked_speed(assignment, examination)
     if axis.verdict is AxisVerdict.NOT_MEASURED:
-        said = [
-            "Speed is not measured in the interpreter; it is never guessed from anything else. "
-            f"{points_text(axis.withheld)} points wait for a GPU."
-        ]
+        said = ["Speed is not measured in the interpreter; it is never guessed from anything else."]
+        if within_reach:
+            said.append(f"{points_text(axis.withheld)} points wait for a GPU.")
         return _axis("speed", "Speed", axis, said, (), asked=asked)
     if axis.verdict is AxisVerdict.NOT_RUN:
         said = ["Speed is reported only for files whose required probes pass."]
@@ -944,7 +948,8 @@ def _compiled(examination: Examination) -> Section | None:
         return None
     said = [f"Compiled for {one_line(found.target, 20)} without a GPU, at the sizes that speed is measured at."]
     if not found.finished:
-        said.append("Not everything could be compiled.")
+        why = f": {one_line(found.unfinished, 200)}" if found.unfinished else ""
+        said.append(f"Not everything could be compiled{why}. It changes no points.")
     if found.kernels:
         limit = bytes_text(found.shared_limit_bytes)
         said.append(f"A block of threads may use {limit} of shared memory there; what asks for more does not start.")

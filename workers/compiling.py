@@ -129,15 +129,19 @@ def compile_report(
     deadline = time.monotonic() + budget_s
     gathered = _Gathered(assignment.target_gpu, target)
     if len(source) > ARENA_BYTES:  # the service's limit on files is a setting
+        gathered.stop("the file is larger than what the compiler is given")
         return gathered.report(finished=False)
     try:
         interview = Interview(pool.take(timeout_s=budget_s))
     except SandboxUnavailable:
+        gathered.stop("no sandbox was free in time")
         return gathered.report(finished=False)
     finished = False
     try:
         loaded = _load(interview, assignment, operation, target, source, deadline)
         complete = loaded
+        if not loaded:
+            gathered.stop("loading the file beside the compiler ended in an error that may be ours")
         for workload in workloads(assignment, operation) if loaded else ():
             complete &= _compile(interview, workload, gathered, deadline)
             if gathered.does_not_compile():
@@ -205,6 +209,7 @@ class _Gathered:
         self._kernels: list[CompiledKernel] = []
         self._failures: list[Failure] = []
         self._compiling: tuple[str, int | None] | None = None
+        self._unfinished = ""
 
     def hear(self, message: Mapping[str, Any], workload: Workload) -> None:
         """Take one message of a compilation in progress. Raises ClaimError when it is not of our form."""
@@ -236,7 +241,12 @@ class _Gathered:
 
     def fail(self, failure: Failure, ending: Ending | None) -> None:
         """Keep a failure, unless it says no more than that a limit of ours was reached or what loading it says too."""
-        if failure.kind in LIMITS or failure.kind in _SEEN_WITHOUT_COMPILING:
+        if failure.kind in LIMITS:
+            spent = failure.kind is FailureKind.TIME_LIMIT
+            self.stop("the time for compiling was over" if spent else f"it ran into a limit ({failure.kind.value})")
+            return
+        if failure.kind in _SEEN_WITHOUT_COMPILING:
+            self.stop("the file does not load")
             return
         if failure.kind is FailureKind.CRASHED and ending is not None and self._compiling is not None:
             kernel, line = self._compiling
@@ -253,6 +263,10 @@ class _Gathered:
         # the same line fails again at the next size, in other words
         if all((one.kind, one.line) != (kept.kind, kept.line) for one in self._failures):
             self._failures.append(kept)
+
+    def stop(self, why: str) -> None:
+        """Say why not everything is compiled; the first reason stands."""
+        self._unfinished = self._unfinished or why
 
     def does_not_compile(self) -> bool:
         return any(failure.kind is FailureKind.COMPILE_ERROR for failure in self._failures)
@@ -278,11 +292,13 @@ class _Gathered:
             )
 
     def report(self, *, finished: bool) -> CompileReport:
+        finished = finished or bool(self._failures)
         return CompileReport(
             target=self._name,
             kernels=tuple(self._kernels),
             failures=tuple(self._failures),
-            finished=finished or bool(self._failures),
+            finished=finished,
+            unfinished="" if finished else self._unfinished,
             shared_limit_bytes=self._target.shared_limit_bytes,
         )
 
@@ -323,8 +339,14 @@ def _compile(interview: Interview, workload: Workload, gathered: _Gathered, dead
                 raise
             gathered.fail(exc.failure, None)
             return True
-        if message["op"] in ("compiled", "unknown"):
-            return bool(message["op"] == "compiled" and message.get("complete") is True)
+        if message["op"] == "unknown":
+            gathered.stop("the call ended in an error that the empty tensors it was compiled with may have caused")
+            return False
+        if message["op"] == "compiled":
+            if message.get("complete") is not True:
+                gathered.stop(f"it launches more kernels than are looked at in one call, or {MAX_KERNELS} in all")
+                return False
+            return True
         gathered.hear(message, workload)
     raise claims.ClaimError(f"more than {MAX_MESSAGES} messages about one call")
 

@@ -18,7 +18,6 @@ from grader.web import lists
 from grader.web.house import house, utc_now
 from grader.web.security import assignment_or_404, instructor_or_404, viewer
 from grader.web.text import without_nul
-from grader.wording import points_text
 
 bp = Blueprint("boards", __name__)
 
@@ -202,7 +201,7 @@ def _trend_charts(trend: list[tuple[Submission, Standing]]) -> list[BarChart]:
         return []
     points = tuple(Bar(name=name, whose=Whose.OWN, value=at.counted(result.points)) for name, result, at in graded)
     most = max(result.out_of for _, result, _ in graded)
-    level = Level(name=f"{points_text(most)} points", value=most)
+    level = Level(name="the most", value=most)
     charts = [BarChart(title="My points, hand-in by hand-in", unit="points", bars=points, levels=(level,))]
     timed = tuple(
         Bar(name=name, whose=Whose.OWN, value=result.speedup, low=result.speedup_low, high=result.speedup_high)

@@ -78,6 +78,7 @@ def test_when_the_budget_ends_what_was_compiled_is_kept(hear: Hear) -> None:
     report = hear(COMPILING, KERNEL, then="sleep", budget_s=3.0)
     assert time.monotonic() - started < 3.0 + 2.0
     assert not report.finished
+    assert report.unfinished == "the time for compiling was over"
     assert len(report.kernels) == 1
     assert report.failures == ()
 
@@ -85,12 +86,14 @@ def test_when_the_budget_ends_what_was_compiled_is_kept(hear: Hear) -> None:
 def test_no_candidate_in_time_is_an_unfinished_report(hear: Hear) -> None:
     report = hear(KERNEL, budget_s=0.0)
     assert not report.finished
+    assert report.unfinished == "no sandbox was free in time"
     assert report.kernels == report.failures == ()
 
 
 def test_a_flood_of_output_leaves_the_report_unfinished_and_blames_nobody(hear: Hear) -> None:
     report = hear(KERNEL, then="print")
     assert not report.finished
+    assert report.unfinished == "it ran into a limit (prints-flood)"
     assert report.failures == ()
 
 
@@ -116,3 +119,4 @@ def test_a_failed_pass_is_explained_by_what_it_printed(hear: Hear) -> None:
 def test_a_file_larger_than_the_shared_memory_is_not_compiled(hear: Hear) -> None:
     report = hear(KERNEL, padding="x" * (1 << 20))
     assert (report.finished, report.kernels, report.failures) == (False, (), ())
+    assert report.unfinished == "the file is larger than what the compiler is given"

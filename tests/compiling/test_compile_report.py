@@ -189,6 +189,7 @@ def test_an_error_that_only_our_tensors_provoke_blames_nobody(compile_file: Comp
     host = "if x.float().std().item() == 0: raise ValueError('these are zeros')"
     report = compile_file("online-softmax", softmax(host=host), sizes=ONE_SIZE)
     assert not report.finished
+    assert "empty tensors" in report.unfinished
     assert report.failures == report.kernels == ()
 
 
@@ -211,6 +212,7 @@ def test_an_error_of_the_host_code_is_no_compile_error(compile_file: Compile) ->
 def test_what_the_interpreter_reports_is_not_reported_twice(compile_file: Compile, source: str) -> None:
     report = compile_file("online-softmax", source, sizes=ONE_SIZE)
     assert not report.finished
+    assert report.unfinished == "the file does not load"
     assert report.failures == report.kernels == ()
 
 

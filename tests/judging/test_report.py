@@ -41,6 +41,7 @@ from grader.measurement import (
 )
 from grader.report import Command, Hostile, Table, TextBlock, report
 from grader.terminal import bar_plot, heat_plot, line_plot, print_report
+from grader.wording import points_text
 
 ASSIGNMENT = assignment_of()
 EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]<script>alert(1)</script>\u202e{{ 7 * 7 }}\0"
@@ -98,6 +99,46 @@ def test_a_right_file_reads_what_was_asked_and_what_is_withheld():
         ("structure", "pass", "10 of 10"),
         ("speed", "not_measured", "30 withheld"),
     ]
+
+
+@pytest.mark.parametrize(
+    "hopeless",
+    [
+        pytest.param({"runs": (wrong("random", ASSIGNMENT),)}, id="a-required-probe-is-wrong"),
+        pytest.param(
+            {"load_failure": Failure(kind=FailureKind.SYNTAX_ERROR, message="line 1"), "probes": ()}, id="error"
+        ),
+        pytest.param(
+            {"audit": audit_of(ASSIGNMENT, library_calls=(TorchOp(op="sdpa", count=1, size_bytes=1),))}, id="refused"
+        ),
+    ],
+)
+def test_nothing_waits_for_a_file_that_no_device_would_give_points(hopeless):
+    found = report_of(ASSIGNMENT, *hopeless.pop("runs", ()), **hopeless)
+    assert found.points == 0
+    assert "wait" not in printed(found)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "said"),
+    [
+        ({"finished": False, "unfinished": "the time for compiling was over"}, ": the time for compiling was over."),
+        ({"finished": False}, "Not everything could be compiled. It changes no points."),
+        ({}, None),
+    ],
+)
+def test_what_was_not_compiled_is_said_with_its_reason(compiled, said):
+    found = report_of(compile_report=CompileReport(target="sm_90", kernels=(), **compiled))
+    sentences = " ".join(found.section("compile").sentences)
+    assert (said in sentences) if said else ("Not everything" not in sentences)
+
+
+def test_one_score_reads_the_same_everywhere():
+    steps = dataclasses.replace(ASSIGNMENT, points=dict(ASSIGNMENT.points) | {"numerics": 38.17})
+    found = report_of(steps)
+    assert f"{points_text(found.points)} of {points_text(found.out_of)} points" in printed(found)
+    assert points_text(found.points) == "68.17"
+    assert found.section("numerics").points == "38.17 of 38.17"
 
 
 def test_memory_is_told_with_sizes_units_and_the_limit():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -125,9 +125,15 @@ class Campus:
         assert job is not None
         return job
 
-    def progress(self, job: submissions.Job, stage: str, fraction: float | None = None) -> None:
+    def progress(
+        self,
+        job: submissions.Job,
+        stage: str,
+        fraction: float | None = None,
+        stages: Mapping[str, float] | None = None,
+    ) -> None:
         with self.database.write() as db:
-            assert submissions.progress(db, job, stage=stage, fraction=fraction)
+            assert submissions.progress(db, job, stage=stage, fraction=fraction, stages=stages)
 
     def record(self, job: submissions.Job, examination: Examination) -> None:
         with self.database.write() as db:
