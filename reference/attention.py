@@ -26,6 +26,7 @@ _CALM = 0.9  # the same, where the recipe decides which key is the largest, or t
 # Largest first coordinate of a key where a fill shapes the scores along the keys; the queries get the other factor.
 # Small, because dq = dS @ K: what a float32 lse leaves of sum(dS), which should be 0, is multiplied by it.
 _STEER = 2.0
+_ROUNDINGS = 8
 
 
 def visible(options: Options, n_queries: int, n_keys: int, device: torch.device | None = None) -> Tensor:
@@ -64,6 +65,41 @@ def training_naive(inputs: Inputs, options: Options) -> dict[str, Tensor]:
     """Attention with the whole score matrix and autograd, in the dtype of the inputs; tf32 as in `naive`."""
     with _Tf32():
         return _with_gradients(inputs, options)
+
+
+def training_roundings(inputs: Inputs, options: Options) -> list[dict[str, Tensor]]:
+    """Outputs of the recurrences in float64, with o, P and dS rounded to the inputs' dtype at random, several times.
+
+    The backward gets o in the dtype of the inputs, and delta = rowsum(dO * o) from it. Where one key takes nearly all
+    of a row's weight, dP - delta cancels, and half a unit in the last place of o may be all that is left of dK. Nobody
+    who keeps to the contract can do better, and the naive chain, which keeps P, does not show it.
+
+    Nothing in float32, where the floor covers it.
+    """
+    dtype = inputs["q"].dtype
+    if dtype == torch.float32:
+        return []
+    q, k, v, do = (inputs[name].double() for name in ("q", "k", "v", "do"))
+    scale = 1.0 / math.sqrt(q.shape[-1])
+    scores = q @ k.mT * scale
+    if options.get("is_causal", False):
+        scores = scores.masked_fill(~visible(options, q.shape[1], k.shape[1], q.device), -math.inf)
+    p = torch.softmax(scores, dim=-1)
+    o, dp = p @ v, do @ v.mT
+    generator = torch.Generator().manual_seed(0)
+
+    def rounded(value: Tensor) -> Tensor:
+        """Each number off by up to half a unit in its last place, as any way of rounding leaves it."""
+        unit = torch.finfo(dtype).eps * torch.exp2(torch.floor(torch.log2(value.abs().clamp_min(1e-30))))
+        return value + (torch.rand(value.shape, generator=generator, dtype=torch.float64) - 0.5) * unit
+
+    found = []
+    for _ in range(_ROUNDINGS):
+        kept, weights = rounded(o), rounded(p)
+        ds = rounded(p * (dp - (kept * do).sum(dim=-1, keepdim=True)))
+        made = {"o": kept, "dq": ds @ k * scale, "dk": ds.mT @ q * scale, "dv": weights.mT @ do}
+        found.append({name: value.to(dtype) for name, value in made.items()})
+    return found
 
 
 def _with_gradients(inputs: Inputs, options: Options) -> dict[str, Tensor]:
@@ -262,6 +298,7 @@ OPERATIONS = {
         largest_score=largest_score,
         costs=training_costs,
         upstream="do",
+        roundings=training_roundings,
         upstream_layouts={"ones-upstream": "expanded", "strided-upstream": "strided"},
     ),
 }

@@ -74,6 +74,9 @@ class Operation:
     largest_score: Callable[[Inputs, Options], float]  # largest |score|; rounding errors grow with it
     costs: Callable[[Mapping[str, int], torch.dtype, Options], Costs]
     upstream: str | None = None  # gradient fed to the backward
+    # Right answers of the assignment's own algorithm, with what it has one keep rounded to the inputs' dtype in other
+    # ways. Where cancellation magnifies that rounding beyond the naive baseline's error, it is what a limit goes by.
+    roundings: Callable[[Inputs, Options], list[dict[str, Tensor]]] | None = None
     # How the upstream gradient lies in memory, by fill: "strided", or "expanded" (one element, stride 0, as after
     # .sum().backward()). Contiguous for every other fill, also where the inputs are strided.
     upstream_layouts: Mapping[str, str] = field(default_factory=dict)

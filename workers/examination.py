@@ -380,7 +380,9 @@ class Examiner:
     ) -> Iterator[OutputRun]:
         for name, (_, dtype) in specs.items():
             want = expected.oracle[name]
-            baseline_error = numerics.relative_error(expected.naive[name], want) or 0.0
+            baseline_error = max(
+                numerics.relative_error(one[name], want) or 0.0 for one in (expected.naive, *expected.roundings)
+            )
             limit = self.assignment.tolerance.limit(
                 baseline_rel_error=baseline_error,
                 dtype=case.dtype,
@@ -717,12 +719,13 @@ class _Laid:
 
 
 class _Expected:
-    """Oracle, naive baseline and largest score of one probe's inputs."""
+    """Oracle, naive baseline, what rounding costs at least, and largest score of one probe's inputs."""
 
     def __init__(self, operation: Operation, bench: Bench, inputs: Inputs, case: Case) -> None:
         options = case.options or {}
         self.oracle = operation.oracle(inputs, options)
         self.naive = bench.naive(operation, inputs, options)
+        self.roundings = operation.roundings(inputs, options) if operation.roundings is not None else []
         self.largest_score = operation.largest_score(inputs, options)
 
 
