@@ -471,61 +471,80 @@ CLOCKED: tuple[tuple[str, str, dict[str, int]], ...] = (
 
 
 def exploits(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Every hostile file of tests/hostile/cases.toml, at the headline size: what it got, and what stopped it.
+    """Hostile files of tests/hostile/cases.toml (all, or --files): what each got, and what stopped it.
 
-    Some are compiled and audited while another holds the GPU.
+    Side by side on one warm worker, each with few probes and the headline size; an honest file in between, whose time
+    must be what it was with nobody beside it.
     """
     assignment = _assignment("flash-attention-forward")
     assert assignment.speed is not None
-    brief = dataclasses.replace(
-        assignment, speed=dataclasses.replace(assignment.speed, sizes=assignment.speed.sizes[:1])
+    timed = dataclasses.replace(
+        assignment,
+        cases=tuple(assignment.case(name) for name in EXPLOIT_PROBES),
+        speed=dataclasses.replace(assignment.speed, sizes=assignment.speed.sizes[:1]),
+        memory=None,
     )
-    cases = [case for case in hostile_cases.hostile() if not arguments.files or case.name in arguments.files]
+    metered = dataclasses.replace(timed, memory=assignment.memory, speed=None)
+    jobs: list[hostile_cases.Hostile | None] = []  # None: the honest file
+    for number, case in enumerate(hostile_cases.hostile()):
+        if not arguments.files or case.name in arguments.files:
+            jobs += [case] if number % 9 else [None, case]
+    honest: list[dict[str, Any]] = []
     rows = []
-    with _bench(assignment.limits, isolation=arguments.isolation) as bench, ThreadPoolExecutor(EXPLOIT_LANES) as lanes:
-        _, honest = _examined(brief, hostile_cases.BASE.read_bytes(), bench, GpuRecord())
-        print(f"  honest: {honest['score']}", flush=True)
-        for row in lanes.map(lambda case: _exploit(case, brief, bench, honest, arguments.stop_s), cases):
-            if row is not None:
-                print("  " + " | ".join(str(value) for key, value in row.items() if key in SHOWN), flush=True)
-                rows.append(row)
-                yield row
-    print(f"  undeserved points in all: {sum(row['undeserved'] for row in rows)}, of {len(rows)} files")
+    warm = WarmGpu()
 
+    def one(case: hostile_cases.Hostile | None) -> dict[str, Any] | None:
+        if time.monotonic() - STARTED > arguments.stop_s:
+            print(f"  not run: {case.name if case else 'honest'}")
+            return None
+        task = metered if case is not None and case.name == "empty_cache" else timed
+        source = case.source() if case is not None else hostile_cases.BASE.read_bytes()
+        began = time.monotonic()
+        try:
+            found = warm(task, source, lambda _stage, _fraction: None)
+        except Exception:
+            print(f"  {case.name if case else 'honest'}: {traceback.format_exc()}", flush=True)
+            return None
+        grade = grade_json(judge(task, found))
+        row = {"name": "honest", "verdict": grade["verdict"], "points": grade["score"]["points"]}
+        row |= {"student_ms": round(median(found.timings[0].student_times_ms), 4) if found.timings else None}
+        row |= {"speedup": round(found.timings[0].ratio, 3) if found.timings else None}
+        row |= {"evidence": [f"{one.kind}: {one.message}" for one in found.evidence]}
+        row |= {"seconds": round(time.monotonic() - began, 1)}
+        if case is not None:
+            here = case.on("cuda")
+            # ratios of one file lie within 1 % of each other, so points may differ by what that is worth
+            best = honest[0]["points"] if task is timed else sum(task.points.values())
+            row |= {"name": case.name, "tries": case.tries, "holds": here.holds, "by": case.by}
+            row |= {"undeserved": hostile_cases.undeserved(here, grade, best, slack=0.5)}
+            row |= {"not_as_written": hostile_cases.complaints(here, found, grade, probes=EXPLOIT_PROBES)}
+            row |= {"said": hostile_cases.said(found)[:600]}
+        return row
 
-EXPLOIT_LANES = 4
-SHOWN = ("name", "verdict", "points", "undeserved", "speedup", "seconds", "evidence", "not_as_written")
-
-
-def _exploit(
-    case: hostile_cases.Hostile, brief: Assignment, bench: _Bench, honest: dict[str, Any], stop_s: float
-) -> dict[str, Any] | None:
-    if time.monotonic() - STARTED > stop_s:
-        print(f"  not run: {case.name}")
-        return None
-    here = case.on("cuda")
-    began = time.monotonic()
-    task = dataclasses.replace(brief, limits=hostile_cases.assignment_for(here).limits)
     try:
-        found, grade = _examined(task, here.source(), bench, GpuRecord())
-    except Exception:
-        print(f"  {case.name}: {traceback.format_exc()}", flush=True)
-        return None
-    return {
-        "name": here.name,
-        "tries": here.tries,
-        "holds": here.holds,
-        "by": here.by,
-        "verdict": grade["verdict"],
-        "points": grade["score"]["points"],
-        # ratios of one file lie within 1 % of each other, so points may differ by what that is worth
-        "undeserved": hostile_cases.undeserved(here, grade, honest["score"]["points"], slack=0.5),
-        "speedup": round(found.timings[0].ratio, 3) if found.timings else None,
-        "evidence": [f"{one.kind}: {one.message}" for one in found.evidence],
-        "not_as_written": hostile_cases.complaints(here, found, grade),
-        "said": hostile_cases.said(found)[:600],
-        "seconds": round(time.monotonic() - began, 1),
-    }
+        for _ in range(2):  # the first one starts what is started once
+            first = one(None)
+            assert first is not None
+        honest.append(first)
+        print(f"  alone: {first}", flush=True)
+        with ThreadPoolExecutor(warm.lanes) as lanes:
+            for row in lanes.map(one, jobs):
+                if row is None:
+                    continue
+                print("  " + " | ".join(f"{row[key]}" for key in EXPLOIT_SHOWN if key in row), flush=True)
+                (honest if row["name"] == "honest" else rows).append(row)
+                yield row
+    finally:
+        warm.close()
+    times = [row["student_ms"] for row in honest]
+    print(f"  undeserved points in all: {sum(row['undeserved'] for row in rows)}, of {len(rows)} files")
+    print(f"  the honest file alone {times[0]} ms, beside hostile ones {times[1:]}")
+
+
+EXPLOIT_PROBES = ("random", "causal", "fresh-inputs")
+EXPLOIT_SHOWN = (
+    *("name", "verdict", "points", "undeserved", "student_ms", "speedup", "seconds", "evidence", "not_as_written"),
+)
 
 
 STARTED = time.monotonic()

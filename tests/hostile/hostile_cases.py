@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class Hostile:
     verdicts: tuple[str, ...]
     file: str = ""  # below tests/; the default is files/<name>.py here, behind the honest file it is built on
     whole: bool = False  # the file stands alone
-    evidence: tuple[str, ...] = ()  # kinds of evidence, exactly these
+    evidence: tuple[str, ...] = ()  # kinds of evidence: one of these at least, and no other
     failure: str = ""  # kind of failure of the file or of a probe
     faults: tuple[str, ...] = ()  # "probe: fault"
     checks: tuple[str, ...] = ()  # failed checks of the structure axis, refusals too
@@ -86,19 +87,22 @@ def undeserved(case: Hostile, grade: dict[str, Any], honest_points: float, slack
     return round(max(0.0, grade["score"]["points"] - allowed), 2)
 
 
-def complaints(case: Hostile, examination: Examination, grade: dict[str, Any]) -> list[str]:
-    """What is not as the table says; nothing when all is."""
+def complaints(
+    case: Hostile, examination: Examination, grade: dict[str, Any], probes: Sequence[str] | None = None
+) -> list[str]:
+    """What is not as the table says; nothing when all is. Faults are looked for in `probes` alone where few ran."""
     found = []
     if grade["verdict"] not in case.verdicts:
         found.append(f"verdict {grade['verdict']}, not {' or '.join(case.verdicts)}")
     kinds = {one.kind for one in examination.evidence}
-    if kinds != set(case.evidence):
+    if kinds - set(case.evidence) or (case.evidence and not kinds):
         found.append(f"evidence {sorted(kinds)}, not {sorted(case.evidence)}")
     failures = failures_of(examination)
     if case.failure and case.failure not in failures:
         found.append(f"failures {sorted(failures)}, without {case.failure}")
     faults = {f"{probe['name']}: {fault}" for probe in grade["probes"] for fault in probe.get("faults", ())}
-    found += [f"no fault {one!r} among {sorted(faults)}" for one in case.faults if one not in faults]
+    asked = [one for one in case.faults if probes is None or one.partition(":")[0] in probes]
+    found += [f"no fault {one!r} among {sorted(faults)}" for one in asked if one not in faults]
     failed = set(grade["axes"]["structure"].get("failed", ()))
     found += [f"no failed check {one!r} among {sorted(failed)}" for one in case.checks if one not in failed]
     text = said(examination)

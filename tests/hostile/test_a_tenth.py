@@ -1,0 +1,19 @@
+"""A tenth of benchmarks/hostile.py: correct files are never held, and hostile ones leave nothing behind."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import hostile as benchmark
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_tenth_of_the_benchmark_finds_nothing_amiss():
+    found = benchmark.run(n_honest=2, n_hostile=20, neighbours=("corpus-fork-bomb", "outlives_its_timeout"))
+    assert found.bad == []
+    assert found.n_hostile == 20
+    assert len(found.honest) >= 14
