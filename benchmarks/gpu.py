@@ -35,6 +35,7 @@ from grader.assignment import Assignment, Limits, load_assignment  # noqa: E402
 from grader.judging import grade_json, judge  # noqa: E402
 from grader.measurement import Ceilings, Examination, ProbeMeasured, to_json  # noqa: E402
 from grader.roofline import roofline  # noqa: E402
+from workers import gpu_examination  # noqa: E402
 from workers.ahead import ahead_pool  # noqa: E402
 from workers.ceilings import measure as measure_ceilings  # noqa: E402
 from workers.devices.cpu import interpreter_pool  # noqa: E402
@@ -51,7 +52,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=list(SECTIONS), choices=list(SECTIONS))
     parser.add_argument("--out", type=Path, default=PROJECT / "artifacts" / "gpu")
-    parser.add_argument("--files", nargs="*", default=[], help="corpus files for grade, parts of names for corpus")
+    parser.add_argument(
+        "--files", nargs="*", default=[], help="corpus files for grade, parts of names for corpus, hostile ones"
+    )
     parser.add_argument("--times", type=int, default=10, help="gradings of the section repeat")
     parser.add_argument("--stop-s", type=float, default=1e9, help="no further file of the corpus after so many seconds")
     parser.add_argument("--dtypes", nargs="*", default=list(gpu_corpus.DTYPES), choices=gpu_corpus.DTYPES)
@@ -485,12 +488,13 @@ def exploits(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         memory=None,
     )
     metered = dataclasses.replace(timed, memory=assignment.memory, speed=None)
+    cases = {case.name: case for case in hostile_cases.hostile()}
     jobs: list[hostile_cases.Hostile | None] = []  # None: the honest file
-    for number, case in enumerate(hostile_cases.hostile()):
-        if not arguments.files or case.name in arguments.files:
-            jobs += [case] if number % 9 else [None, case]
+    for number, name in enumerate(arguments.files or cases):
+        jobs += [None, cases[name]] if number % 8 == 4 else [cases[name]]
     honest: list[dict[str, Any]] = []
     rows = []
+    gpu_examination.HEADLINE_S = 0.8  # three rounds tell what an attack gains
     warm = WarmGpu()
 
     def one(case: hostile_cases.Hostile | None) -> dict[str, Any] | None:
