@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
 
 from grader.assignment import Assignment, Case
-from grader.figures import Bar, BarChart, HeatMap, Level, LineChart, Series, Whose, place
-from grader.judging import headline_timing, speed_steps
+from grader.figures import Bar, BarChart, HeatMap, Level, LineChart, Series, Whose
 from grader.measurement import (
     Audit,
-    Ceilings,
     Examination,
     Failure,
     GpuFacts,
@@ -24,12 +20,11 @@ from grader.measurement import (
     MemoryPoint,
     OutputRun,
     ProbeMeasured,
-    Timing,
 )
-from grader.roofline import Roofline, roofline
+from grader.report_speed import speed_section
+from grader.sections import Block, Cell, Command, Report, Section, Table, TextBlock, axis_section
 from grader.statistics import predict, reach
 from grader.verdicts import (
-    AxisGrade,
     AxisVerdict,
     CaseGrade,
     CaseVerdict,
@@ -37,7 +32,6 @@ from grader.verdicts import (
     Grade,
     MemoryGrade,
     NumericsGrade,
-    SpeedGrade,
     StructureGrade,
     Verdict,
     only_hidden,
@@ -55,85 +49,9 @@ from grader.wording import (
     rate_text,
 )
 
-__all__ = [
-    "Block",
-    "Cell",
-    "Command",
-    "Hostile",
-    "Report",
-    "Section",
-    "Table",
-    "TextBlock",
-    "plain",
-    "report",
-    "seed_commitment",
-]
-
 MOST_ERROR_MAPS = 3
 MOST_FINDINGS = 8
 SOME_GPU_BYTES = 80 << 30  # for comparison, where no GPU was measured on: a common size for this work
-
-Cell = str | Hostile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    numeric: tuple[int, ...] = ()  # columns that are set flush right
-    marks: tuple[str, ...] = ()  # a verdict for each row, or empty
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextBlock:
-    """What a file said, shown as it is in a fixed-width font."""
-
-    title: str
-    text: Hostile
-    line: int | None = None  # of the student's file, that it is about
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """What a reader may type into a shell."""
-
-    title: str
-    text: str
-
-
-Block = Table | LineChart | BarChart | HeatMap | TextBlock | Command
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    key: str
-    title: str
-    sentences: tuple[str, ...] = ()
-    blocks: tuple[Block, ...] = ()
-    verdict: str = ""  # of an axis, and so the next three
-    points: str = ""  # "40 of 40"
-    measured: str = ""  # in a few words
-    asked: str = ""  # that it is held against
-    staff: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    assignment: str
-    title: str
-    verdict: str
-    provisional: bool
-    headline: str
-    remarks: tuple[str, ...]  # what a reader must know about the points
-    points: float
-    out_of: float
-    withheld: float
-    fault: str
-    sections: tuple[Section, ...]
-
-    def section(self, key: str) -> Section | None:
-        return next((section for section in self.sections if section.key == key), None)
 
 
 def report(assignment: Assignment, examination: Examination, grade: Grade, *, for_staff: bool = False) -> Report:
@@ -150,7 +68,7 @@ def report(assignment: Assignment, examination: Examination, grade: Grade, *, fo
         sections.append(_memory(assignment, examination, grade.memory))
     sections.append(_structure(assignment, examination, grade, for_staff))
     if grade.speed is not None:
-        sections.append(_speed(assignment, examination, grade.speed, within_reach=_within_reach(grade)))
+        sections.append(speed_section(assignment, examination, grade.speed, within_reach=_within_reach(grade)))
     compiled = _compiled(examination)
     if compiled is not None:
         sections.append(compiled)
@@ -214,32 +132,6 @@ def _device(grade: Grade) -> str:
     return one_line(grade.device_name, 80)
 
 
-def _axis(
-    key: str,
-    title: str,
-    axis: AxisGrade,
-    sentences: Sequence[str],
-    blocks: Sequence[Block],
-    *,
-    measured: str = "",
-    asked: str = "",
-) -> Section:
-    withheld = axis.withheld if isinstance(axis, SpeedGrade) else 0.0
-    points = (
-        f"{points_text(withheld)} withheld" if withheld else f"{points_text(axis.points)} of {points_text(axis.out_of)}"
-    )
-    return Section(
-        key=key,
-        title=title,
-        verdict=axis.verdict.value,
-        points=points,
-        measured=measured,
-        asked=asked,
-        sentences=tuple(sentences),
-        blocks=tuple(blocks),
-    )
-
-
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 
@@ -300,7 +192,7 @@ def _numerics(assignment: Assignment, examination: Examination, axis: NumericsGr
     blocks: list[Block] = [_probe_table(assignment, examination, axis, for_staff)]
     blocks += _error_maps(examination, axis, for_staff)
     n_required = sum(case.required for case in axis.cases)
-    return _axis(
+    return axis_section(
         "numerics",
         "Numerics",
         axis,
@@ -410,7 +302,7 @@ def _memory(assignment: Assignment, examination: Examination, axis: MemoryGrade)
     grows = f"grows like T^{axis.exponent:.2f}" if axis.exponent is not None else ""
     if axis.failed_at is not None:
         grows = listed([one for one in (grows, f"T = {axis.failed_at:,} does not fit") if one])
-    return _axis(
+    return axis_section(
         "memory",
         "Memory",
         axis,
@@ -559,7 +451,7 @@ def _structure(assignment: Assignment, examination: Examination, grade: Grade, f
         if examination.audit_failure is not None:
             said.append("It is counted while a call runs to its end, and none did.")
             blocks = _failure_blocks(examination.audit_failure)
-        return _axis("structure", "Structure", axis, said, blocks, asked=limits)
+        return axis_section("structure", "Structure", axis, said, blocks, asked=limits)
     blocks = [_check_table(axis)]
     if audit.launches:
         blocks.append(_launch_table(audit))
@@ -577,7 +469,7 @@ def _structure(assignment: Assignment, examination: Examination, grade: Grade, f
     if set(failed) - {"launches", "unique bytes"}:
         found += f"; not as asked: {listed(failed)}"
     said = _structure_sentences(audit, axis)
-    return _axis("structure", "Structure", axis, said, blocks, measured=found, asked=limits)
+    return axis_section("structure", "Structure", axis, said, blocks, measured=found, asked=limits)
 
 
 def _structure_sentences(audit: Audit, axis: StructureGrade) -> list[str]:
@@ -742,201 +634,6 @@ def _finding_table(examination: Examination, grade: Grade, for_staff: bool) -> T
 
 def _line(line: int | None) -> str:
     return "" if line is None else str(line)
-
-
-# -- speed ------------------------------------------------------------------------------------------------------------
-
-
-def _speed(assignment: Assignment, examination: Examination, axis: SpeedGrade, *, within_reach: bool) -> Section:
-    asked = _asked_speed(assignment, examination)
-    if axis.verdict is AxisVerdict.NOT_MEASURED:
-        said = ["Speed is not measured in the interpreter; it is never guessed from anything else."]
-        if within_reach:
-            said.append(f"{points_text(axis.withheld)} points wait for a GPU.")
-        return _axis("speed", "Speed", axis, said, (), asked=asked)
-    if axis.verdict is AxisVerdict.NOT_RUN:
-        said = ["Speed is reported only for files whose required probes pass."]
-        return _axis("speed", "Speed", axis, said, (), asked=asked)
-    said = [
-        f"{axis.speedup:.2f} times as fast as the naive baseline "
-        f"(95 % of resampled windows between {axis.low:.2f} and {axis.high:.2f})."
-    ]
-    if axis.noisy:
-        said.append("The measurement is noisy: the interval is wider than asked, after a second try.")
-    blocks: list[Block] = [*_speed_bars(assignment, examination), _times_table(examination.timings)]
-    placed = _placed(examination)
-    if placed:
-        said += _roofline_sentences(placed)
-        blocks += _roofline_blocks(placed, examination)
-    return _axis("speed", "Speed", axis, said, blocks, measured=f"{axis.speedup:.2f} times naive", asked=asked)
-
-
-def _asked_speed(assignment: Assignment, examination: Examination) -> str:
-    if assignment.speed is None:
-        return ""
-    last = speed_steps(assignment.speed, examination.device.name)[-1]
-    return f"{last.speedup:g} times naive for {'all' if last.fraction >= 1 else f'{last.fraction:.0%} of the'} points"
-
-
-def _size_text(timing: Timing) -> str:
-    """The axes, those of one size together: "batch = 16, queries = keys = 8,192"."""
-    names: dict[int, list[str]] = {}
-    for name, size in timing.axes.items():
-        names.setdefault(size, []).append(one_line(name, 20))
-    return ", ".join(f"{' = '.join(same)} = {size:,}" for size, same in names.items())
-
-
-def _speed_bars(assignment: Assignment, examination: Examination) -> list[BarChart]:
-    """A chart a size; the size that is judged also shows what its speed-up is held against."""
-    judged = headline_timing(assignment, examination)
-    found = []
-    for timing in examination.timings:
-        levels: tuple[Level, ...] = ()
-        if timing is judged and assignment.speed is not None:
-            steps = speed_steps(assignment.speed, examination.device.name)
-            levels = tuple(Level(name=f"{s.fraction:.0%} of the points", value=s.speedup) for s in steps if s.fraction)
-        own = Bar(name="yours", whose=Whose.OWN, value=timing.ratio, low=timing.ratio_low, high=timing.ratio_high)
-        bars = [own, Bar(name="naive", whose=Whose.NAIVE, value=1.0)]
-        if timing.reference_times_ms and timing.naive_times_ms:
-            ratio = median(timing.naive_times_ms) / median(timing.reference_times_ms)
-            bars.append(Bar(name="reference", whose=Whose.REFERENCE, value=ratio))
-        title = f"Speed-up over naive at {_size_text(timing)}"
-        found.append(BarChart(title=title, unit="times", bars=tuple(bars), levels=levels))
-    return found
-
-
-def _times_table(timings: Sequence[Timing]) -> Table:
-    events = any(timing.student_events_ms for timing in timings)
-    rows: list[tuple[Cell, ...]] = [
-        (
-            _size_text(timing),
-            _ms(timing.student_times_ms),
-            *([_ms(timing.student_events_ms)] if events else []),
-            _ms(timing.naive_times_ms),
-            _ms(timing.reference_times_ms),
-            f"{timing.ratio:.2f}×",
-            f"{timing.ratio_low:.2f} to {timing.ratio_high:.2f}",
-        )
-        for timing in timings
-    ]
-    columns = [
-        "size",
-        "yours, median",
-        *(["your CUDA events"] if events else []),
-        "naive",
-        "reference",
-        "speed-up",
-        "95 % interval",
-    ]
-    return Table(title="Times", columns=tuple(columns), rows=tuple(rows), numeric=tuple(range(1, len(columns))))
-
-
-def _ms(times_ms: Sequence[float]) -> str:
-    return f"{median(times_ms):.3f} ms" if times_ms else ""
-
-
-# -- roofline ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Placed:
-    """One measured time under the GPU's ceilings."""
-
-    timing: Timing
-    name: str
-    whose: Whose
-    roof: Roofline
-
-
-def _placed(examination: Examination) -> list[_Placed]:
-    """Yours, the reference and naive at every size whose work was counted, where the ceilings are known."""
-    ceilings = examination.gpu.ceilings if examination.gpu is not None else None
-    if ceilings is None:
-        return []
-    found = []
-    for timing in examination.timings:
-        times = (
-            ("yours", Whose.OWN, timing.student_times_ms, timing.least_bytes),
-            ("reference", Whose.REFERENCE, timing.reference_times_ms, timing.least_bytes),
-            # it has no choice but to move the scores, so that is the work it is held to
-            ("naive", Whose.NAIVE, timing.naive_times_ms, timing.eager_bytes),
-        )
-        for name, whose, times_ms, traffic in times:
-            if times_ms and traffic and timing.flops and timing.dtype in ceilings.flops_per_s:
-                roof = roofline(
-                    time_ms=median(times_ms),
-                    flops=timing.flops,
-                    traffic_bytes=traffic,
-                    dtype=timing.dtype,
-                    ceilings=ceilings,
-                )
-                found.append(_Placed(timing=timing, name=name, whose=whose, roof=roof))
-    return found
-
-
-def _roofline_sentences(placed: Sequence[_Placed]) -> list[str]:
-    own = next(one for one in placed if one.whose is Whose.OWN)
-    roof = own.roof
-    bound = "arithmetic" if roof.bound == "compute" else "memory traffic"
-    flops, traffic = rate_text(roof.flops_per_s, "FLOP/s"), rate_text(roof.bytes_per_s, "B/s")
-    return [
-        f"At {_size_text(own.timing)} you reach {flops} and, counting every byte once, {traffic}. The work is "
-        f"{place(roof.intensity)} FLOP a byte; on this GPU arithmetic is the limit from {place(roof.ridge)} on. So it "
-        f"is bound by {bound}, and you reach {roof.fraction:.0%} of that ceiling.",
-        "Yours and the reference are held to the least traffic there can be, naive to what its chain of kernels moves.",
-    ]
-
-
-def _roofline_blocks(placed: Sequence[_Placed], examination: Examination) -> list[Block]:
-    assert examination.gpu is not None
-    assert examination.gpu.ceilings is not None
-    charts = [
-        _roofline_chart(dtype, [one for one in placed if one.timing.dtype == dtype], examination.gpu.ceilings)
-        for dtype in dict.fromkeys(one.timing.dtype for one in placed)
-    ]
-    table = Table(
-        title="Under the GPU's ceilings",
-        columns=("whose", "size", "arithmetic", "traffic", "FLOP a byte", "bound by", "of the ceiling"),
-        rows=tuple(
-            (
-                one.name,
-                _size_text(one.timing),
-                rate_text(one.roof.flops_per_s, "FLOP/s"),
-                rate_text(one.roof.bytes_per_s, "B/s"),
-                place(one.roof.intensity),
-                one.roof.bound,
-                f"{one.roof.fraction:.0%}",
-            )
-            for one in placed
-        ),
-        numeric=(2, 3, 4, 6),
-    )
-    return [*charts, table]
-
-
-def _roofline_chart(dtype: str, placed: Sequence[_Placed], ceilings: Ceilings) -> LineChart:
-    peak, copy = ceilings.flops_per_s[dtype], ceilings.copy_bytes_per_s
-    ridge = peak / copy
-    least = min(ridge, *(one.roof.intensity for one in placed)) / 2
-    most = max(ridge, *(one.roof.intensity for one in placed)) * 2
-    roof = ((least, least * copy), (ridge, peak), (most, peak))
-    series = [
-        Series(
-            name=name,
-            whose=whose,
-            points=tuple((p.roof.intensity, p.roof.flops_per_s) for p in placed if p.whose is whose),
-            joined=False,
-        )
-        for name, whose in dict.fromkeys((one.name, one.whose) for one in placed)
-    ]
-    series.append(Series(name="ceiling", whose=Whose.LIMIT, points=roof))
-    return LineChart(
-        title=f"Roofline, {one_line(dtype, 20)}",
-        x_label="FLOP a byte",
-        y_label="FLOP/s reached",
-        y_unit="FLOP/s",
-        series=tuple(series),
-    )
 
 
 # -- compilation ------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from grader.figures import BarChart, HeatMap, Level, LineChart, Whose, amount, is_empty, place
-from grader.report import Block, Cell, Command, Hostile, Report, Section, Table, TextBlock
-from grader.wording import error_text, in_words, points_text
+from grader.sections import Block, Cell, Command, Report, Section, Table, TextBlock
+from grader.wording import Hostile, error_text, in_words, points_text
 
 WIDE = 90
 LEAVES_OUT_BELOW = 140  # columns

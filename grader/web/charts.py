@@ -50,7 +50,7 @@ _LOOKS: dict[Whose, tuple[str, list[int], str]] = {
 _SIGNS = {Whose.OWN: "●", Whose.OWN_BACKWARD: "◆", Whose.NAIVE: "■", Whose.REFERENCE: "▲", Whose.LIMIT: "━"}
 _LEVEL_RULE = {"type": "rule", "stroke": "var(--chart-limit)", "strokeDash": [4, 3], "strokeWidth": 1.5}
 _CONTINUED_DASH = [1, 4]
-_ONE_ROW = {"values": [{}]}
+_ONE_ROW: dict[str, Any] = {"values": [{}]}
 _FIT = {"type": "fit", "contains": "padding"}
 _CONFIG = {
     "aria": False,  # the page says what the whole drawing shows; see `grader.figures.says`

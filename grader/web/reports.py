@@ -16,7 +16,8 @@ from grader.figures import BarChart, Chart, HeatMap, LineChart
 from grader.judging import judge
 from grader.measurement import Examination
 from grader.models import Result, State, Submission
-from grader.report import Report, report
+from grader.report import report
+from grader.sections import Report
 from grader.submissions import decided
 from grader.web.charts import Gallery
 from grader.wording import one_line

@@ -39,9 +39,10 @@ from grader.measurement import (
     Storage,
     TorchOp,
 )
-from grader.report import Command, Hostile, Table, TextBlock, report
+from grader.report import report
+from grader.sections import Command, Table, TextBlock
 from grader.terminal import bar_plot, heat_plot, line_plot, print_report
-from grader.wording import points_text
+from grader.wording import Hostile, points_text
 
 ASSIGNMENT = assignment_of()
 EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]<script>alert(1)</script>\u202e{{ 7 * 7 }}\0"
