@@ -462,10 +462,16 @@ class SandboxPool:
 
     def _take_slot(self) -> bool:
         """Keep a free slot in `_slot`, where slots are used; False when there is none."""
-        if self._slots is not None:
+        if self._slots is None:
+            return True
+        try:
             self._slot = self._slots.acquire()
-            return self._slot is not None
-        return True
+        except OSError as exc:  # a folder for the locks that cannot be written to: whoever waits must hear of it
+            self._started.append(exc)
+            self._n_started += 1
+            self._changed.notify_all()
+            return False
+        return self._slot is not None
 
     def _release_slot(self, slot: int | None) -> None:
         if self._slots is not None and slot is not None:

@@ -56,7 +56,7 @@ _FORBIDDEN_NEW = {
     "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "pidfd_getfd": 438,
     "process_madvise": 440, "mount_setattr": 442, "landlock_create_ruleset": 444, "memfd_secret": 447,
 }  # fmt: skip
-_SECRET_PATHS = ("/etc/shadow", "/root", "/home", "/run/secrets", "/var/run/docker.sock", "/proc/1/root/root")
+_SECRET_PATHS = ("/etc/shadow", "/root", "/home", "/run/secrets", "/var/run/docker.sock")
 _READ_ONLY = ("/", "/usr", "/usr/lib", "/etc", "/app", "/app/workers", "/dev", "/proc", "/sys")
 _AS_ROOT = (
     "Start the worker as root, so that it can give each candidate a user and a control group of its own. In a "
@@ -95,9 +95,12 @@ def check_sandbox(*, gpu: bool, allow_reduced: bool, hidden: Sequence[str] = ())
         with checker.pool():
             for step in checker.steps:
                 tried += step()
-    except SandboxUnavailable as exc:
+    except (SandboxUnavailable, OSError) as exc:
+        found, remedy = "none could be had", str(exc)
+        if isinstance(exc, OSError):  # a right of the worker's own is missing, such as to end others' processes
+            found, remedy = f"it could not be handled: {exc}", _AS_ROOT
         what = "started a process in a sandbox" + (" with the GPU's devices" if gpu else "")
-        tried.append(Check(name="sandbox", ok=False, tried=what, found="none could be had", remedy=str(exc)))
+        tried.append(Check(name="sandbox", ok=False, tried=what, found=found, remedy=remedy))
     return tried
 
 

@@ -561,7 +561,7 @@ class _Host:
         self.note = f"{card.name}, {card.uuid}."
         assignment = _cheapest(self.settings)
         if assignment is not None:
-            health.demand_right(examiner.warm_up(assignment))
+            health.demand_right(assignment, examiner.warm_up(assignment))
 
 
 def _cheapest(settings: Settings) -> Assignment | None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from nvml_fakes import FakeCard, FakeNvml, NVMLError
 
 from grader import devices
+from grader.assignment import load_assignment
 from grader.errors import UserError
 from grader.measurement import Ceilings, Device, Examination, Failure, FailureKind, Isolation, ProbeFailed
 from workers import ceilings, health, selfcheck
 from workers.devices import nvml
 
+ASSIGNMENTS = Path(__file__).parents[2] / "assignments"
 FULL_SPEED = Ceilings(copy_bytes_per_s=4.24e12, flops_per_s={"bfloat16": 780e12})
 
 
@@ -76,6 +79,12 @@ def test_rows_that_were_replaced_long_ago_are_no_fault(library, card):
 @pytest.mark.parametrize("lacks", ["ecc", "rows", "temperature", "slowdown", "mode"])
 def test_what_a_card_does_not_tell_is_not_held_against_it(library, card, lacks):
     card.lacks = {lacks}
+    assert failed(health.judge_reading(read(card))) == set()
+
+
+@pytest.mark.parametrize("value", [0, 5, 4294967294], ids=["zero", "a-margin", "a-negative-margin"])
+def test_a_threshold_that_is_none_is_not_compared(library, card, value):
+    card.slowdown = value
     assert failed(health.judge_reading(read(card))) == set()
 
 
@@ -297,13 +306,15 @@ def examined(**changes):
 
 
 def test_a_gpu_on_which_our_own_kernel_fails_takes_no_work():
+    assignment = load_assignment(ASSIGNMENTS / "online-softmax")
+    required = next(case.name for case in assignment.cases if case.required)
     failure = Failure(kind=FailureKind.RAISES, message="CUDA error: no kernel image")
-    with pytest.raises(health.SickGpuError, match="random"):
-        health.demand_right(examined(probes=(ProbeFailed(name="random", failure=failure),)))
+    with pytest.raises(health.SickGpuError, match=required):
+        health.demand_right(assignment, examined(probes=(ProbeFailed(name=required, failure=failure),)))
     with pytest.raises(health.SickGpuError, match="no kernel image"):
-        health.demand_right(examined(load_failure=failure))
+        health.demand_right(assignment, examined(load_failure=failure))
     with pytest.raises(health.SickGpuError, match="no probe ran"):
-        health.demand_right(examined())
+        health.demand_right(assignment, examined())
 
 
 # -- models -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -17,7 +18,6 @@ import yaml
 
 from grader.cli import cli
 from grader.settings import Settings, known_variables
-from workers.isolation import host_isolation
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -117,6 +117,7 @@ SCHEMA = {
                                                 "required": ["capabilities"],
                                                 "properties": {
                                                     "driver": {"type": "string"},
+                                                    "count": {"const": "all"},
                                                     "device_ids": STRINGS,
                                                     "capabilities": STRINGS,
                                                 },
@@ -246,24 +247,98 @@ def test_the_profile_is_an_allow_list_without_what_breaks_out():
     assert set(names) & set(dangerous.split()) == set()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-def test_a_sandbox_can_be_built_under_the_profile():
-    """As root with Docker's capabilities, or as whoever runs the tests."""
+# -- what a worker's container needs, and no more: tried with all that an engine would do to a process ---------------
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: capabilities and mounts are taken from it")
+needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+
+def check_in_container(service, *without, allow_reduced=False):
+    """What `tilegrade worker check` finds in that service's container, as far as that can be had here."""
+    left_out = [word for name in without for word in ("--without", name)]
+    flags = ["--allow-reduced"] if allow_reduced else []
     done = subprocess.run(
         [
-            sys.executable,
-            str(Path(__file__).parent / "contained.py"),
-            str(ROOT / "docker" / "seccomp.json"),
-            sys.executable,
-            "-c",
-            "from workers.isolation import host_isolation; print(host_isolation().level)",
+            *(sys.executable, str(Path(__file__).parent / "contained.py"), service, *left_out, "--"),
+            *(sys.executable, "-m", "workers", "check", *flags),
         ],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == host_isolation().level
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@needs_root
+@needs_bwrap
+@pytest.mark.parametrize("service", ["worker", "worker-gpu"])
+def test_every_wall_stands_in_a_workers_container(service):
+    found = check_in_container(service)
+    assert [one for one in found["checks"] if not one["ok"]] == []
+    assert len(found["checks"]) == 10
+
+
+@pytest.mark.slow
+@needs_root
+@needs_bwrap
+@pytest.mark.parametrize(
+    ("option", "wall"),
+    [
+        *(pytest.param(name, "sandbox", id=name) for name in ("SYS_ADMIN", "SETUID", "SETGID")),
+        pytest.param("seccomp", "sandbox", id="seccomp"),
+        pytest.param("systempaths", "sandbox", id="systempaths"),
+        pytest.param("writable-cgroups", "memory", id="writable-cgroups"),
+    ],
+)
+def test_no_option_of_a_workers_container_is_there_for_nothing(option, wall):
+    found = check_in_container("worker", option)
+    assert found["ok"] is False
+    failed = {one["name"]: one["remedy"] for one in found["checks"] if not one["ok"]}
+    assert wall in failed
+    assert "docker/README.md" in failed[wall] or "In Docker" in failed[wall]
+
+
+@pytest.mark.slow
+@needs_root
+@needs_bwrap
+def test_without_writable_cgroups_a_worker_that_may_be_reduced_grades():
+    found = check_in_container("worker", "writable-cgroups", allow_reduced=True)
+    assert found["ok"] is True
+    assert {one["name"] for one in found["checks"] if not one["ok"]} == {"memory"}
+
+
+def test_workers_have_exactly_these_options():
+    for name in ("worker", "worker-gpu"):
+        service = COMPOSE["services"][name]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["cap_add"] == ["KILL", "SETGID", "SETUID", "SYS_ADMIN"]
+        assert set(service["security_opt"]) == {
+            "no-new-privileges:true",
+            "seccomp=docker/seccomp.json",
+            "apparmor=unconfined",
+            "systempaths=unconfined",
+            "writable-cgroups=true",
+        }
+        assert (service["read_only"], service["init"]) == (True, True)
+        assert not {"privileged", "pid", "ipc", "network_mode", "devices", "userns_mode"} & set(service)
+
+
+def test_every_option_of_a_workers_container_is_explained():
+    text = (ROOT / "docker" / "README.md").read_text()
+    service = COMPOSE["services"]["worker"]
+    for option in (*service["security_opt"], *service["cap_add"], "cap_drop", "read_only", "init", "tmpfs", "slots"):
+        assert f"`{option}" in text or f"{option}`" in text, option
+
+
+def test_no_secret_is_mounted_where_a_candidate_could_look():
+    """A candidate sees /usr, the interpreter's folders and its own scratch; nothing of those is a volume."""
+    for name in ("worker", "worker-gpu"):
+        targets = [volume.split(":")[1] for volume in COMPOSE["services"][name]["volumes"]]
+        assert targets == ["/run/tilegrade"]
+    for path in DOCKERFILES:
+        for line in re.findall(r"^(?:COPY|ENV|ARG|RUN) (.*)$", path.read_text(), re.MULTILINE):
+            assert not re.search(r"(?i)password|secret|token|BROKER_URL|DATABASE_URL", line)

@@ -106,8 +106,8 @@ def read(card: Card) -> Reading:
             remap_pending=None if rows is None else bool(rows[2]),
             remap_failed=None if rows is None else bool(rows[3]),
             temperature_c=_ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-            slowdown_c=_ask(
-                nvml, nvml.nvmlDeviceGetTemperatureThreshold, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+            slowdown_c=_degrees(
+                _ask(nvml, nvml.nvmlDeviceGetTemperatureThreshold, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
             ),
             compute_mode=_ask(nvml, nvml.nvmlDeviceGetComputeMode, handle),
             processes={int(one.pid): int(one.usedGpuMemory or 0) for one in running},
@@ -139,21 +139,26 @@ class XidWatch:
         self._thread.join(3 * _WAIT_MS / 1e3)
 
     def _listen(self, ready: threading.Event) -> None:
-        with contextlib.suppress(NvmlError), session() as nvml:
-            events = nvml.nvmlEventSetCreate()
-            try:
-                handle = nvml.nvmlDeviceGetHandleByUUID(self._card.uuid)
-                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
-                self.works = True
-                ready.set()
-                while not self._over.is_set():
-                    xid = _next_xid(nvml, events)
-                    if xid != _NO_XID:
-                        with self._lock:
-                            self._heard.append(xid)
-            finally:
-                nvml.nvmlEventSetFree(events)
-        ready.set()
+        try:
+            with contextlib.suppress(NvmlError), session() as nvml:
+                self._hear(nvml, ready)
+        finally:
+            ready.set()
+
+    def _hear(self, nvml: Any, ready: threading.Event) -> None:
+        events = nvml.nvmlEventSetCreate()
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(self._card.uuid)
+            nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+            self.works = True
+            ready.set()
+            while not self._over.is_set():
+                xid = _next_xid(nvml, events)
+                if xid != _NO_XID:
+                    with self._lock:
+                        self._heard.append(xid)
+        finally:
+            nvml.nvmlEventSetFree(events)
 
 
 def _next_xid(nvml: Any, events: Any) -> int:
@@ -185,6 +190,11 @@ def _ask(nvml: Any, question: Any, *arguments: Any) -> Any:
         if exc.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_UNKNOWN):
             raise
         return None
+
+
+def _degrees(value: int | None) -> int | None:
+    """A threshold, where it is one: some cards tell how far they are from it instead."""
+    return value if value is not None and 60 <= value <= 130 else None
 
 
 def _text(value: Any) -> str:
