@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
 import signal
 import socket
@@ -70,16 +71,19 @@ class Supervisor:
     def stop(self) -> None:
         """End every child: ask, wait, and kill what does not listen."""
         self.stopping = True
-        for child in reversed(self.children):
-            if child.process is None or child.process.poll() is not None:
-                continue
-            child.process.terminate()
-            try:
-                child.process.wait(STOP_GRACE_S)
-            except subprocess.TimeoutExpired:
-                self.say(f"{child.name} does not stop; killing it")
-                os.killpg(child.process.pid, signal.SIGKILL)
-                child.process.wait()
+        # those of one kind, such as worker-0 and worker-1, at the same time
+        for _, kind in itertools.groupby(reversed(self.children), key=lambda child: child.name.partition("-")[0]):
+            running = {child.name: child.process for child in kind if child.process and child.is_running}
+            for process in running.values():
+                process.terminate()
+            until = time.monotonic() + STOP_GRACE_S
+            for name, process in running.items():
+                try:
+                    process.wait(max(0.0, until - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    self.say(f"{name} does not stop; killing it")
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
 
     def _start(self, child: Child, now: float) -> None:
         if child.log is not None:

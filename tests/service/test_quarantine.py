@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -261,6 +262,52 @@ def test_a_worker_in_quarantine_stops_when_told(school, start_worker, wait_until
     wait_until(lambda: status(school) == {WorkerStatus.QUARANTINED}, 60, "quarantine")
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(30) in (0, -signal.SIGTERM)  # by our handler, or in the middle of a check
+
+
+PLAYED_NVML = """
+import sys
+from nvml_fakes import FakeCard, FakeNvml
+sys.modules[__name__] = FakeNvml(FakeCard(uuid="GPU-a"), FakeCard(name="NVIDIA A100-SXM4-80GB", uuid="GPU-b"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_one_command_starts_a_worker_for_each_gpu_and_each_says_what_its_gpu_lacks(
+    school, broker, tmp_path, wait_until
+):
+    (tmp_path / "pynvml.py").write_text(PLAYED_NVML)
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT}/tests/gpu",
+        "TILEGRADE_DATA": str(tmp_path / "data"),
+        "TILEGRADE_ASSIGNMENTS": str(school.settings.assignments_dir),
+        "TILEGRADE_DATABASE_URL": school.database.engine.url.render_as_string(hide_password=False),
+        "TILEGRADE_BROKER_URL": broker.url,
+        "TILEGRADE_HEARTBEAT_S": "0.5",
+        "TILEGRADE_ALLOW_REDUCED_SANDBOX": "1",
+    }
+    command = [sys.executable, "-m", "grader.cli", "worker", "--device", "cuda"]
+    with (tmp_path / "log").open("wb") as log:
+        parent = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: status(school) == {WorkerStatus.QUARANTINED} and len(rows(school)) == 2, 120, "two workers")
+        found = {one.name.rpartition(":")[2]: one.note for one in rows(school)}
+        assert set(found) == {"0", "1"}
+        # this machine has neither of those cards: the time of a kernel cannot be had
+        assert all("gpu kernels" in text for text in found.values()), found
+        alive = subprocess.run([*command, "--alive"], env=env, check=False)
+        assert alive.returncode == 0
+        parent.terminate()
+        parent.wait(60)
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def rows(school):
+    with school.database.read() as session:
+        return submissions.workers(session)
 
 
 ANEW = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -18,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from grader.up import Child, Supervisor, restart_delay_s
+from grader.settings import Settings
+from grader.up import Child, Supervisor, restart_delay_s, worker_commands
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,6 +68,44 @@ def test_a_child_that_does_not_listen_is_killed(supervise, monkeypatch):
     supervisor.stop()
     assert child.process.returncode == -signal.SIGKILL
     assert said == ["child does not stop; killing it"]
+
+
+def test_children_of_one_kind_are_stopped_together(tmp_path):
+    slow = (
+        "import signal, sys, time\n"
+        "def leave(*_): time.sleep(1); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, leave); print('up', flush=True); time.sleep(60)"
+    )
+    children = [
+        Child(name=f"worker-{n}", arguments=[sys.executable, "-c", slow], log=tmp_path / f"{n}.log") for n in range(4)
+    ]
+    supervisor = Supervisor(children=children, say=print)
+    supervisor.look_after()
+    deadline = time.monotonic() + 20
+    while not all("up" in child.log.read_text() for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    began = time.monotonic()
+    supervisor.stop()
+    assert time.monotonic() - began < 3
+    assert {child.process.returncode for child in children} == {0}
+
+
+@pytest.mark.parametrize(
+    ("device", "slot", "gpus", "slots"),
+    [
+        pytest.param("cpu", None, [], {"worker": None}, id="cpu"),
+        pytest.param("cuda", None, ["A", "B"], {"worker-0": "0", "worker-1": "1"}, id="one-for-each-gpu"),
+        pytest.param("cuda", 1, ["A", "B"], {"worker": None}, id="the-slot-that-was-set"),
+        pytest.param("cuda", None, [], {"worker-0": "0"}, id="none-found-so-that-staff-hear-why"),
+    ],
+)
+def test_each_gpu_gets_a_worker(device, slot, gpus, slots, tmp_path):
+    settings = dataclasses.replace(Settings.from_env({"TILEGRADE_DATA": str(tmp_path)}), device=device, slot=slot)
+    commands = worker_commands(settings, gpus)
+    given = {name: words[words.index("--slot") + 1] if "--slot" in words else None for name, words in commands.items()}
+    assert given == slots
+    assert all(["--device", device] == words[3:5] for words in commands.values())
 
 
 @pytest.fixture
