@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, case, func, literal, select
+from sqlalchemy import ColumnElement, Executable, case, func, literal, select
 from sqlalchemy.orm import Session
 
 from grader import accounts, course, standings
@@ -80,7 +80,52 @@ def best_of_each(
         gpu: only what was measured on this one.
         until: only what was handed in by then.
     """
-    query = (
+    graded = [Submission.course_assignment_id == entry.id, Submission.state == State.DONE]
+    if not include_held:
+        graded.append(Result.verdict != "held")
+    if gpu is not None:
+        graded.append(Result.gpu == gpu)
+    if until is not None:
+        graded.append(Submission.submitted_at <= until)
+    people = _people(session, entry, Enrollment.role == Role.STUDENT)
+    window_of = course.windows_of(session, entry=entry, assignment=assignment)
+    candidates = _candidates(graded, course.window_until(entry, assignment, None).deadline)
+    rows: dict[int, Any] = {row.submission_id: row for row in session.execute(candidates) if row.user_id in people}
+    return [
+        _best(rows[one.entry.submission], one, people, window_of)
+        for one in standings.rank(
+            _entry(row.user_id, row.submission_id, row.submitted_at, row, window_of(row.user_id), row.hand_ins)
+            for row in rows.values()
+        )
+    ]
+
+
+def _candidates(graded: Sequence[ColumnElement[bool]], deadline: datetime | None) -> Executable:
+    """Of each student's rows the only ones that can be the best: a board of thousands must not be ranked in Python.
+
+    Among those in time by the common deadline the database picks, in the order of grader.standings. Each later one is
+    kept, for what being late costs is a rule of grader.deadlines.
+    """
+    in_time = literal(True) if deadline is None else Submission.submitted_at <= deadline
+    rivals = (Submission.user_id, case((in_time, 0), else_=Submission.id))
+    best_first = (
+        func.round(Result.points * 100).desc(),
+        func.coalesce(Result.speedup, 0.0).desc(),
+        Submission.submitted_at,
+        Submission.id,
+    )
+    # few columns here, for every row is sorted; the rest is read of those that are left
+    ranked = (
+        select(
+            Submission.id,
+            func.row_number().over(partition_by=rivals, order_by=best_first).label("nth"),
+            func.count().over(partition_by=rivals).label("hand_ins"),
+        )
+        .join(Result)
+        .where(*graded)
+        .subquery()
+    )
+    return (
         select(
             Submission.user_id,
             Submission.id.label("submission_id"),
@@ -95,48 +140,13 @@ def best_of_each(
             Result.speedup_high,
             Result.gpu,
             Result.limit_share,
+            ranked.c.hand_ins,
         )
+        .select_from(Submission)
         .join(Result)
-        .where(Submission.course_assignment_id == entry.id, Submission.state == State.DONE)
+        .join(ranked, ranked.c.id == Submission.id)
+        .where(ranked.c.nth == 1)
     )
-    if not include_held:
-        query = query.where(Result.verdict != "held")
-    if gpu is not None:
-        query = query.where(Result.gpu == gpu)
-    if until is not None:
-        query = query.where(Submission.submitted_at <= until)
-    people = _people(session, entry, Enrollment.role == Role.STUDENT)
-    window_of = course.windows_of(session, entry=entry, assignment=assignment)
-    candidates = _candidates(query, course.window_until(entry, assignment, None).deadline)
-    rows: dict[int, Any] = {row.submission_id: row for row in session.execute(candidates) if row.user_id in people}
-    return [
-        _best(rows[one.entry.submission], one, people, window_of)
-        for one in standings.rank(
-            _entry(row.user_id, row.submission_id, row.submitted_at, row, window_of(row.user_id), row.hand_ins)
-            for row in rows.values()
-        )
-    ]
-
-
-def _candidates(graded: Any, deadline: datetime | None) -> Select[Any]:
-    """Of each student's rows the only ones that can be the best: a board of thousands must not be ranked in Python.
-
-    Among those in time by the common deadline the database picks, in the order of grader.standings. Each later one is
-    kept, for what being late costs is a rule of grader.deadlines.
-    """
-    in_time = literal(True) if deadline is None else Submission.submitted_at <= deadline
-    rivals = (Submission.user_id, case((in_time, 0), else_=Submission.id))
-    best_first = (
-        func.round(Result.points * 100).desc(),
-        func.coalesce(Result.speedup, 0.0).desc(),
-        Submission.submitted_at,
-        Submission.id,
-    )
-    ranked = graded.add_columns(
-        func.row_number().over(partition_by=rivals, order_by=best_first).label("nth"),
-        func.count().over(partition_by=rivals).label("hand_ins"),
-    ).subquery()
-    return select(ranked).where(ranked.c.nth == 1)
 
 
 def counted(rows: Iterable[Submission], window: Window) -> Submission | None:

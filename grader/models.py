@@ -189,6 +189,7 @@ class Submission(Base):
         Index(None, "user_id", "started_at"),
         Index(None, "user_id", "course_assignment_id", "submitted_at"),
         Index(None, "course_assignment_id", "submitted_at"),
+        Index(None, "submitted_at", "id"),  # the latest of many, page by page
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -225,7 +226,7 @@ class Result(Base):
     """What was measured (a fact, written once an attempt) and what it earns (an opinion, replaced by a re-judge)."""
 
     __tablename__ = "result"
-    __table_args__ = (Index(None, "verdict"),)
+    __table_args__ = (Index(None, "verdict"), Index(None, "gpu"))
 
     submission_id: Mapped[int] = mapped_column(ForeignKey("submission.id"), primary_key=True)
     attempt: Mapped[int]  # whose measurements these are

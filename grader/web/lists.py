@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
-from sqlalchemy.orm import Session, contains_eager, joinedload, undefer
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session, joinedload, undefer
 
 from grader import boards
 from grader import submissions as submission_rows
@@ -156,66 +156,35 @@ def own_submissions(db: Session, *, entry_id: int, user_id: int) -> list[Submiss
     )
 
 
-def submissions(
-    db: Session,
-    *,
-    page: int,
-    course_id: int | None = None,
-    entry_id: int | None = None,
-    user_id: int | None = None,
-    slug: str = "",
-    student: str = "",
-    what: str = "",
-    per_page: int = PER_PAGE,
-) -> Page:
-    """Submissions, the latest first, with student, assignment and result. Two statements.
+def submissions(db: Session, *, course_id: int, page: int, slug: str = "", student: str = "", what: str = "") -> Page:
+    """Submissions of a course, the latest first, with student, assignment and result. Two statements.
 
     Args:
         slug: of an assignment.
         student: part of a name.
         what: a state or a verdict; anything else finds nothing.
     """
-    where: list[ColumnElement[bool]] = []
-    if course_id is not None:
-        where.append(CourseAssignment.course_id == course_id)
-    if entry_id is not None:
-        where.append(Submission.course_assignment_id == entry_id)
-    if user_id is not None:
-        where.append(Submission.user_id == user_id)
+    entries = select(CourseAssignment.id).where(CourseAssignment.course_id == course_id)
     if slug:
-        where.append(CourseAssignment.slug == slug)
+        entries = entries.where(CourseAssignment.slug == slug)
+    wanted = select(Submission.id).where(Submission.course_assignment_id.in_(entries))
     if student:
-        where.append(User.name.contains(student.strip().lower(), autoescape=True))
+        wanted = wanted.join(Submission.user).where(User.name.contains(student.strip().lower(), autoescape=True))
     if what in set(State) - {State.DONE}:
-        where.append(Submission.state == State(what))
+        wanted = wanted.where(Submission.state == State(what))
     elif what:
-        where += [Submission.state == State.DONE, Result.verdict == what]
-    total = (
-        db.scalar(
-            select(func.count(Submission.id))
-            .join(Submission.course_assignment)
-            .join(Submission.user)
-            .outerjoin(Submission.result)
-            .where(*where)
-        )
-        or 0
-    )
-    n_pages = max(1, -(-total // per_page))
+        wanted = wanted.join(Submission.result).where(Submission.state == State.DONE, Result.verdict == what)
+    total = db.scalar(select(func.count()).select_from(wanted.subquery())) or 0
+    n_pages = max(1, -(-total // PER_PAGE))
     number = min(max(1, page), n_pages)
+    latest_first = (Submission.submitted_at.desc(), Submission.id.desc())
+    # only the rows of this page are read whole: a source and its neighbours fill a disk page
+    shown = wanted.order_by(*latest_first).limit(PER_PAGE).offset((number - 1) * PER_PAGE)
     rows = db.scalars(
         select(Submission)
-        .join(Submission.course_assignment)
-        .join(Submission.user)
-        .outerjoin(Submission.result)
-        .where(*where)
-        .options(
-            contains_eager(Submission.user),
-            contains_eager(Submission.course_assignment),
-            contains_eager(Submission.result),
-        )
-        .order_by(Submission.submitted_at.desc(), Submission.id.desc())
-        .limit(per_page)
-        .offset((number - 1) * per_page)
+        .where(Submission.id.in_(shown))
+        .options(joinedload(Submission.user), joinedload(Submission.course_assignment), joinedload(Submission.result))
+        .order_by(*latest_first)
     ).all()
     return Page(rows=rows, number=number, n_pages=n_pages, total=total)
 
