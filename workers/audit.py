@@ -37,6 +37,7 @@ from workers.storages import (
     Poison,
     Saved,
     SavedTensors,
+    followed_by_threads,
     is_copy,
     is_fill,
     is_library_attention,
@@ -728,14 +729,17 @@ class Watch:
             stack.enter_context(interpreter.probing(self._meter))
             if self._level == "bounds":
                 counts = self._counts = OperationCounts(self._submission_file)
-                stack.enter_context(Poison(counts, fill=self._poison_empty))
+                modes: list[Any] = [Poison(counts, fill=self._poison_empty)]
             else:
                 full = self._level == "full"
                 self._ledger = Ledger(self._memory, self._files, operations=full, poison_empty=self._poison_empty)
-                stack.enter_context(self._ledger)
+                modes = [self._ledger]
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._saved.pack, self._saved.unpack))
                 if full:
-                    stack.enter_context(_CallsByName(self._files, self._ledger))
+                    modes.append(_CallsByName(self._files, self._ledger))
+            for mode in modes:
+                stack.enter_context(mode)
+            stack.enter_context(followed_by_threads(*modes))
             self._stack = stack.pop_all()
         return self
 

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,6 +70,8 @@ class Sandboxes(Protocol):
     isolation: Isolation
 
     def take(self, timeout_s: float) -> Sandbox: ...
+
+    def hold(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(slots=True)

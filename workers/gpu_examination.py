@@ -108,9 +108,21 @@ class Rivals:
     def __init__(self, gpu: Gpu, sandboxes: Sandboxes) -> None:
         self._gpu, self._sandboxes = gpu, sandboxes
         self._running: dict[tuple[str, str], Rival] = {}
+        self._latest = ""  # the operation whose windows were timed last
 
     def of(self, assignment: Assignment, operation: Operation, timed: timed_operations.Timed) -> list[Rival]:
-        """Both rivals of an operation, loaded; started when they are not there yet."""
+        """Both rivals of an operation, loaded; started when they are not there yet.
+
+        Those of other operations give back the memory of their windows: all of them together do not fit beside a
+        student's.
+        """
+        for (owner, _), rival in self._running.items():
+            if owner != operation.name and self._latest == owner:
+                rival.rest()
+        self._latest = operation.name
+        for (name, _), rival in self._running.items():
+            if name != operation.name:
+                rival.trim()
         return [
             self._rival(assignment, operation, "naive", timed.baseline_file, timed.baseline_entry, "function"),
             self._rival(
@@ -488,11 +500,13 @@ class _Course:
             try:
                 race, timing = self._race_once_or_twice(stopwatch, student, others, size, headline)
             except WrongRowsError as exc:
-                if exc.wrong is None or not self._is_wrong_alone(stopwatch, size, exc.wrong):
+                if exc.wrong is None or not self._is_wrong_alone(stopwatch, size, student, exc.wrong):
                     self.evidence.append(exc.evidence)
                 return
             except CandidateFailedError as exc:
-                if exc.failure.kind is FailureKind.TIME_LIMIT or not self._is_wrong_alone(stopwatch, size, None):
+                if exc.failure.kind is FailureKind.TIME_LIMIT or not self._is_wrong_alone(
+                    stopwatch, size, student, None
+                ):
                     raise
                 return
             except VoidError as exc:
@@ -520,7 +534,7 @@ class _Course:
             raise
         return interview
 
-    def _is_wrong_alone(self, stopwatch: Stopwatch, size: Size, wrong: WrongRows | None) -> bool:
+    def _is_wrong_alone(self, stopwatch: Stopwatch, size: Size, student: Rival, wrong: WrongRows | None) -> bool:
         """Whether a plain call at this size, by a process that saw no window, fails or is wrong too; noted then."""
 
         def begin() -> Interview:
@@ -533,6 +547,7 @@ class _Course:
                 raise
             return interview
 
+        student.interview.end()  # it may hold all of the memory, and has nothing more to say
         with self._timed("plain-calls"):
             found = plain_call(begin, self._gpu, size, wrong, wrong.inputs if wrong else stopwatch.one_call(size))
         self.large_calls += [found] if found is not None else []
@@ -548,11 +563,13 @@ class _Course:
         """A race, and another one when the first was void, or noisy where points hang on it."""
         budget_s = HEADLINE_S if headline else OTHER_S
         with contextlib.suppress(VoidError):
-            race = stopwatch.race(size, student, others, budget_s=budget_s, headline=headline)
+            with self._examiner.sandboxes.hold():
+                race = stopwatch.race(size, student, others, budget_s=budget_s, headline=headline)
             timing = stopwatch.timing(size, race)
             if not (timing.noisy and headline):
                 return race, timing
-        race = stopwatch.race(size, student, others, budget_s=budget_s, headline=headline)
+        with self._examiner.sandboxes.hold():
+            race = stopwatch.race(size, student, others, budget_s=budget_s, headline=headline)
         return race, stopwatch.timing(size, race)
 
     def _hold_to_roof(self, timing: Timing, ceilings: Ceilings) -> None:
@@ -626,7 +643,7 @@ class _Course:
         peak = kept = 0
         backward: int | None = None
         failure: Failure | None = None
-        with self._gpu.ballast(leave) if ballast else contextlib.nullcontext():
+        with self._all_but(leave) if ballast else contextlib.nullcontext():
             try:
                 peak = self._watched(interview, request, size) - idle
                 interview.ask({"op": "trim", "drop": False}, stage=f"memory-{size}")
@@ -650,6 +667,12 @@ class _Course:
             reference_bytes=costs.reference_peak_bytes,
             failure=failure,
         )
+
+    @contextlib.contextmanager
+    def _all_but(self, leave_bytes: int) -> Iterator[None]:
+        """Hold all device memory but this much: what is left is the student's, and no new candidate's."""
+        with self._examiner.sandboxes.hold(), self._gpu.ballast(leave_bytes):
+            yield
 
     def _needs(self, failure: Failure, naive_bytes: int, left_bytes: int | None) -> Failure:
         """The failure, with what was left and what a whole score matrix would need."""

@@ -39,6 +39,7 @@ APP_FILES = (
     "devices/cuda_candidate.py",
     "devices/replaying.py",
     "entry.py",
+    "gate.py",
     "interpreter.py",
     "protocol.py",
     "record.py",
@@ -148,7 +149,7 @@ class Recipe:
         self._filter: bytes | None = None
         if isolated:
             with contextlib.suppress(SeccompError):
-                self._filter = candidate_filter(gpu=gpu)
+                self._filter = candidate_filter(gpu=gpu, fifos=bool(under))
 
     def plan(self, *, uid: int | None, cgroup: Cgroup, folder: Path | None, arguments: Sequence[int]) -> Plan:
         """Describe one candidate.

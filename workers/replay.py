@@ -9,6 +9,7 @@ that the audit did not see: then something was hidden from it.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -46,6 +47,7 @@ def replay(
     begin: Callable[[], Interview],
     gpu: TimedGpu,
     assignment: Assignment,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Replay:
     """Record one call of the student's at this size, and time what was recorded.
 
@@ -70,7 +72,13 @@ def replay(
     )
     if kept.reasons:
         return dataclasses.replace(found, detail="; ".join(kept.reasons)[:300])
-    return _timed(stopwatch, size, graded, kept, others, begin, gpu, found)
+    interview = begin()
+    rival = Rival("student", interview, gpu, clock=clock)
+    try:
+        return _timed(stopwatch, size, graded, kept, rival, others, found)
+    finally:
+        interview.end()
+        rival.close()
 
 
 def conclude(found: Replay, audit: Audit | None) -> tuple[Replay, list[Evidence]]:
@@ -133,14 +141,12 @@ def _timed(
     size: Size,
     graded: Timing,
     kept: Record,
+    rival: Rival,
     others: Sequence[Rival],
-    begin: Callable[[], Interview],
-    gpu: TimedGpu,
     found: Replay,
 ) -> Replay:
     """Windows of a process that has the record alone, against the baselines, as those of the student's file were."""
-    interview = begin()
-    rival = Rival("student", interview, gpu)
+    interview = rival.interview
     try:
         data = record.dump(kept)
         interview.sandbox.arena[: len(data)] = data
@@ -156,9 +162,6 @@ def _timed(
         return dataclasses.replace(found, detail=f"the recorded kernels do not run: {exc.failure.message[:200]}")
     except (claims.ClaimError, VoidError) as exc:
         return dataclasses.replace(found, detail=f"the replay said nothing: {exc}")
-    finally:
-        interview.end()
-        rival.close()
     replayed_ms, graded_ms = median(timing.student_times_ms), median(graded.student_times_ms)
     found = dataclasses.replace(found, time_ms=replayed_ms, ratio=timing.ratio)
     if not graded.ratio <= timing.ratio * (1 + BAND):

@@ -22,12 +22,12 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from workers import processes
+from workers import gate, processes
 from workers.cgroups import Cgroup, CgroupError, name_for, owner_of, sweep_cgroups
 from workers.isolation import (
     FIRST_SLOT_UID,
@@ -49,6 +49,7 @@ _WARM_LIMIT_S = 120.0
 _FAILED_STARTS = 3
 _FREEZE_LIMIT_S = 2.0
 _END_LIMIT_S = 5.0
+_GATE_LIMIT_S = 3.0  # a context takes a tenth of it
 _OWN_END_LIMIT_S = 1.0  # freeing gigabytes or thousands of files takes most of it on a busy host
 
 __all__ = [
@@ -350,7 +351,7 @@ class SandboxPool:
         self._live: dict[int, tuple[int | None, Path | None]] = {}
         self._sandboxes: set[Sandbox] = set()
         self._failed_in_a_row = 0
-        self._closed = False
+        self._closed = self._held = False
         # every candidate is the child of this one thread: a parent's death means the thread's, not the process's
         self._spawner = threading.Thread(target=self._keep_warm, name="sandbox-spawner", daemon=True)
         self._spawner.start()
@@ -380,6 +381,26 @@ class SandboxPool:
                 sandbox.hurry()
                 return sandbox
 
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep candidates that get ready from a device meanwhile; waits for those that are at it just now."""
+        with self._changed:
+            self._held = True
+            arenas = self._gates()
+            for arena in arenas:
+                gate.close(arena)
+        gate.await_idle(arenas, _GATE_LIMIT_S)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held = False
+                for arena in self._gates():
+                    gate.open_again(arena)
+
+    def _gates(self) -> list[mmap.mmap]:
+        return [one.arena for one in self._started if isinstance(one, Sandbox)]
+
     def close(self) -> None:
         """End every candidate of this pool, those handed out too. May be called again."""
         with self._changed:
@@ -404,6 +425,8 @@ class SandboxPool:
                     raise SandboxUnavailable("no candidate could be started in time: every slot is in use")
                 self._wait_for_one(left_s)
             found = self._started.popleft()
+            if isinstance(found, Sandbox):
+                gate.open_again(found.arena)  # whoever waits for it holds nothing
             self._changed.notify_all()
         if isinstance(found, Exception):
             raise SandboxUnavailable(f"a sandbox could not be started: {found}") from found
@@ -453,6 +476,8 @@ class SandboxPool:
                 self._n_started += 1
                 if isinstance(started, Sandbox):
                     self._sandboxes.add(started)
+                    if self._held:
+                        gate.close(started.arena)
                 self._changed.notify_all()
 
     def _wants_another(self) -> bool:

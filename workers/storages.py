@@ -6,9 +6,11 @@ Runs inside the sandbox, beside the student's file: nothing here is secret and n
 from __future__ import annotations
 
 import bisect
+import contextlib
 import sys
+import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -289,6 +291,24 @@ class OperationCounts:
         seen = sorted(self._seen.values(), key=lambda one: -one.size_bytes)
         library = [one for one in seen if is_library_attention(one.op)]  # none of these is among those cut
         return {"torch_ops": _rows(seen), "library_calls": _rows(library)} if seen else {}
+
+
+@contextlib.contextmanager
+def followed_by_threads(*modes: Any) -> Iterator[None]:
+    """Have threads that the file starts meanwhile work under these modes of torch's too: by itself a mode stays in one."""
+    stock: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def followed(thread: threading.Thread) -> None:
+        with contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode)
+            stock(thread)
+
+    threading.Thread._bootstrap_inner = followed  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        threading.Thread._bootstrap_inner = stock  # type: ignore[attr-defined]
 
 
 def _rows(operations: list[Operation]) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ from sqlalchemy import select  # noqa: E402
 from grader import measurement, submissions  # noqa: E402
 from grader.course import Catalog, assignment_in  # noqa: E402
 from grader.db import Database  # noqa: E402
-from grader.models import State, Submission, User  # noqa: E402
+from grader.models import State, Submission, User, Worker  # noqa: E402
 from grader.queue import Doorbell, make_celery  # noqa: E402
 from grader.settings import Settings  # noqa: E402
 
@@ -68,14 +68,14 @@ class Service:
             "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH")))),
             "TILEGRADE_DATA": str(self.folder / "data"),
             "TILEGRADE_PORT": str(self.port),
-            "TILEGRADE_DEVICE": device,
             "TILEGRADE_HAND_INS_PER_MINUTE": "10000",
             "TILEGRADE_HAND_INS_PER_HOUR": "10000",
             "TILEGRADE_MAX_WAITING_PER_STUDENT": "10000",
         }
         self.settings = Settings.from_env(self.env)
+        command = [*TILEGRADE, "up", "--device", device]
         with log.open("wb") as file:
-            self.process = subprocess.Popen([*TILEGRADE, "up"], env=self.env, stdout=file, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(command, env=self.env, stdout=file, stderr=subprocess.STDOUT)
         self.database = Database(self.settings.database_url)
 
     def tilegrade(self, *arguments: str) -> str:
@@ -100,8 +100,7 @@ class Service:
         """Until a worker says that it waits for work."""
         began = time.monotonic()
         while time.monotonic() - began < seconds:
-            with self.database.read() as session:
-                rows = submissions.workers(session)
+            rows = self.reported()
             if any(row.status in ("idle", "grading") for row in rows):
                 return time.monotonic() - began
             time.sleep(0.2)
@@ -145,6 +144,11 @@ class Service:
     def _states(self, ids: list[int]) -> list[Submission]:
         with self.database.read() as session:
             return list(session.scalars(select(Submission).where(Submission.id.in_(ids))))
+
+    def reported(self) -> list[Worker]:
+        """The workers, as they say of themselves."""
+        with self.database.read() as session:
+            return submissions.workers(session)
 
     def workers(self) -> list[int]:
         """Process numbers of the worker processes."""
@@ -291,24 +295,24 @@ def commands(arguments: argparse.Namespace) -> bool:
     return fine
 
 
-def start(arguments: argparse.Namespace) -> Service:
-    service = Service(arguments.device, arguments.out / "up.log")
+def start(service: Service, arguments: argparse.Namespace) -> None:
+    """Wait until it grades."""
     print(f"web answers after {service.wait_until_it_answers(60):.1f} s", flush=True)
-    service.tilegrade("course", "assign", "demo", *FILES, "--device", arguments.device)
-    print(f"worker idle after another {service.wait_for_worker(180):.1f} s", flush=True)
-    return service
+    print(f"worker takes work after another {service.wait_for_worker(arguments.left_s(180)):.1f} s", flush=True)
+    for row in service.reported():
+        print(f"    {row.name} on {row.device}: {row.note}", flush=True)
 
 
 def each_assignment(service: Service, arguments: argparse.Namespace) -> bool:
-    """Three files for each assignment, through the command that hands in."""
+    """Files for each assignment, through the command that hands in."""
     ids, names = [], []
     began = time.monotonic()
     for slug, files in FILES.items():
-        for name in files:
+        for name in files[: arguments.each]:
             path = CORPUS / slug / f"{name}.py"
             ids.append(int(service.tilegrade("submit", str(path), "--user", "instructor", "--assignment", slug)))
             names.append(f"{slug}/{name}")
-    rows = service.wait_for(ids, arguments.service_s)
+    rows = service.wait_for(ids, arguments.left_s(arguments.service_s))
     fine = show(rows, names)
     print(f"all of them: {time.monotonic() - began:.1f} s", flush=True)
     return fine
@@ -319,12 +323,12 @@ def full_queue(service: Service, arguments: argparse.Namespace) -> bool:
     slug, name = QUEUE_OF
     with LockWatch() as watch:
         ids = service.hand_in_many(slug, (CORPUS / slug / f"{name}.py").read_bytes(), arguments.queue)
-        rows = service.wait_for(ids, arguments.queue_s)
+        rows = service.wait_for(ids, arguments.left_s(arguments.queue_s))
     done = sorted((row for row in rows if row.state is State.DONE), key=lambda row: row.finished_at or row.submitted_at)
     ends = [row.finished_at.timestamp() for row in done if row.finished_at]
     print(f"graded {len(done)} of {len(ids)}; verdicts {sorted({row.result.verdict for row in done if row.result})}")
     if len(ends) > 5:
-        steady = ends[2:]  # the first wait for what is not warm
+        steady = ends[1:]  # the first waits for what is not warm
         print(f"gradings an hour: {3600 * (len(steady) - 1) / (steady[-1] - steady[0]):.0f}")
         gaps = watch.gaps_s(steady[0], steady[-1])
         held = [end - start for start, end in watch.held if start >= steady[0] and end <= steady[-1]]
@@ -347,7 +351,7 @@ def killed_worker(service: Service, arguments: argparse.Namespace) -> bool:
     """SIGKILL to the worker while it grades: nothing is left behind, and the hand-in is graded all the same."""
     slug, name = QUEUE_OF
     (number,) = service.hand_in_many(slug, (CORPUS / slug / f"{name}.py").read_bytes() + b"# again\n", 1)
-    until = time.monotonic() + 60
+    until = time.monotonic() + arguments.left_s(60)
     while service.rows([number])[0].stage not in ("numerics", "memory", "speed") and time.monotonic() < until:
         time.sleep(0.05)
     stage = service.rows([number])[0].stage
@@ -362,7 +366,7 @@ def killed_worker(service: Service, arguments: argparse.Namespace) -> bool:
         f"killed {len(before)} worker(s) in stage {stage}; candidates gone after {gone_s:.2f} s; "
         f"GPU {gpu_memory_mib()} MiB"
     )
-    rows = service.wait_for([number], 180)
+    rows = service.wait_for([number], arguments.left_s(180))
     print(f"graded {time.monotonic() - began:.1f} s after the kill")
     return show(rows, [name]) and rows[0].attempt > 1
 
@@ -377,17 +381,22 @@ def main() -> int:
     parser.add_argument("--queue", type=int, default=40)
     parser.add_argument("--queue-s", type=float, default=150)
     parser.add_argument("--service-s", type=float, default=300)
+    parser.add_argument("--each", type=int, default=3, help="files for each assignment")
+    parser.add_argument("--stop-s", type=float, default=1e9, help="no waiting after so many seconds in all")
     arguments = parser.parse_args()
+    stop_at = time.monotonic() + arguments.stop_s
+    arguments.left_s = lambda most: max(0.0, min(most, stop_at - time.monotonic()))
     arguments.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is stopped, and its logs are kept
     fine: dict[str, bool] = {}
     if "commands" in arguments.only:
         fine["commands"] = _guarded(commands, arguments)
-    wanted = {name: part for name, part in parts.items() if name in arguments.only}
+    wanted = {name: parts[name] for name in arguments.only if name in parts}
     if wanted:
         print(f"GPU before: {gpu_memory_mib()} MiB", flush=True)
-        service = start(arguments)
+        service = Service(arguments.device, arguments.out / "up.log")
         try:
+            start(service, arguments)
             for name, part in wanted.items():
                 print(f"=== {name}", flush=True)
                 fine[name] = _guarded(part, service, arguments)

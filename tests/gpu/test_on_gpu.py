@@ -72,6 +72,12 @@ def test_stored_scores_do_not_fit_beside_the_ballast(examine):
 def test_the_time_of_a_correct_file_is_measured_by_the_outside_clock(examine):
     found = examine((CORPUS / "flash-attention-forward" / "ok-raw-strides.py").read_bytes(), speed=True)
     assert [timing.ratio > 1.0 for timing in found.timings] == [True]
+    # what the report's roofline and provenance rest on
+    assert found.gpu.memory_bytes > 1 << 30
+    assert found.timings[0].dtype in found.gpu.ceilings.flops_per_s
+    assert min(found.timings[0].flops, found.timings[0].least_bytes, found.timings[0].eager_bytes) > 0
+    assert len(found.timings[0].student_events_ms) == len(found.timings[0].student_times_ms)
+    assert found.gpu.after.sm_clock_mhz > 0
 
 
 @pytest.mark.parametrize("name", ["memoised", "late_kernel"])

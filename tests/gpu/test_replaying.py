@@ -321,3 +321,14 @@ def test_nothing_is_noted_outside_of_a_phase(gpu):
     assert student.note is None
     torch.zeros(4)
     assert recorder.record({}).forward == ()
+
+
+def test_two_allocations_that_touch_are_two_buffers(gpu):
+    """A caching allocator hands out neighbours: where one ends, the next begins."""
+    memory = bytearray(128)
+    first, second = (torch.frombuffer(memory, dtype=torch.float32, count=16, offset=at) for at in (0, 64))
+    recorder = Recorder([torch.zeros(4)], Student(gpu).listen)
+    assert [recorder._own(first), recorder._own(second), recorder._own(first[4:])] == [True, True, False]
+    found = record.parse(record.dump(recorder.record({"a": first[8:], "b": second})))
+    assert (found.outputs["a"].buffer, found.outputs["a"].offset) == (1, 32)
+    assert (found.outputs["b"].buffer, found.outputs["b"].offset) == (2, 0)

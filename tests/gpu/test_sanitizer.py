@@ -107,7 +107,10 @@ def test_where_there_is_no_sanitizer_nothing_is_started(monkeypatch):
 def test_the_candidate_runs_under_the_command_it_is_given(tmp_path):
     """A script in the sanitizer's place: it is started with our options, and starts the candidate."""
     wrapper = tmp_path / "wrapper"
-    wrapper.write_text('#!/bin/sh\necho "under $1"\nshift\n"$@"\necho "after $?"\n')
+    wrapper.write_text(
+        '#!/bin/sh\necho "under $1"\nshift\n"$@"\necho "after $?"\n'
+        "mkfifo /tmp/f && echo fifo\nmknod /tmp/n c 1 3 || echo none\n"
+    )
     wrapper.chmod(0o755)
     tmp_path.chmod(0o755)
     with_it = SandboxPool(
@@ -122,5 +125,5 @@ def test_the_candidate_runs_under_the_command_it_is_given(tmp_path):
         ending = with_it.take(60.0).finish(20.0)
     finally:
         with_it.close()
-    assert ending.stdout == b"under --option\nafter 0\n"
+    assert ending.stdout == b"under --option\nafter 0\nfifo\nnone\n"  # named pipes, and no other nodes
     assert ending.exit_code == 0

@@ -271,7 +271,7 @@ def test_host_that_refuses_is_told_what_to_change(says, advice, monkeypatch, ope
 
 
 def test_host_without_the_filter_library_is_reduced(monkeypatch):
-    def missing(*, gpu: bool) -> bytes:
+    def missing(*, gpu: bool, fifos: bool = False) -> bytes:
         raise SeccompError("no system-call filter: install it")
 
     monkeypatch.setattr(isolation, "candidate_filter", missing)

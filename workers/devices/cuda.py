@@ -60,7 +60,7 @@ class Gpu:
         self._nvml = _nvml_handle(self.uuid, index)
         size = (self.total_bytes * 2 // 5 if arena_bytes is None else arena_bytes) >> 21 << 21
         # beside the arena fit this, a third of it for each baseline, their temporaries, and warm candidates' contexts
-        self.room_bytes = self.total_bytes // 4
+        self.room_bytes = self.total_bytes // 5
         self._start = int(_checked(runtime.cudaMalloc(size)))
         self.handle = bytes(_checked(runtime.cudaIpcGetMemHandle(self._start)).reserved).hex()
         self.arena = view(self._start, size)

@@ -31,7 +31,7 @@ from triton.runtime.jit import JITFunction
 
 from workers import entry, record
 from workers.devices.replaying import Recorder, Replayer, watch_launches
-from workers.storages import OperationCounts
+from workers.storages import OperationCounts, followed_by_threads
 
 if TYPE_CHECKING:
     from workers.candidate import Candidate
@@ -194,9 +194,9 @@ class CudaHalf:
         return {"op": "measured"}
 
     def _trim(self, message: Message) -> Message:
-        """Give memory that nothing uses back to the device. With `drop`, forget the held results first."""
+        """Give memory that nothing uses back to the device. With `drop`, forget results and planned calls first."""
         if message.get("drop"):
-            self._held = None
+            self._held = self._plan = None
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.synchronize()
@@ -353,10 +353,13 @@ class _CudaWatch:
         self._launches.__enter__()
         if self._mode is not None:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self._threads = followed_by_threads(self._mode)
+            self._threads.__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         if self._mode is not None:
+            self._threads.__exit__(*exc)
             self._mode.__exit__(*exc)  # type: ignore[no-untyped-call]
         self._launches.__exit__(*exc)
         if exc[0] is None:

@@ -249,7 +249,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if start <= address < max(end, start + 1):
                 return number, address - start
         at = bisect.bisect_right(self._starts, address) - 1
-        if at >= 0 and address <= self._starts[at] + self._sizes[self._numbers[at]]:
+        # not its end: there the next allocation may begin
+        if at >= 0 and address < self._starts[at] + self._sizes[self._numbers[at]]:
             return len(self._inputs) + self._numbers[at], address - self._starts[at]
         return None
 
@@ -405,7 +406,7 @@ class _Memory:
         return made.set_(buffer.untyped_storage(), start // dtype.itemsize, view.shape, view.strides)
 
     def scratch(self, size_bytes: int, align: int) -> int:
-        self._scratch.append(torch.empty(size_bytes + align, dtype=torch.uint8, device=_DEVICE))
+        self._scratch.append(_bytes(size_bytes + align))
         return -(-self._scratch[-1].data_ptr() // align) * align
 
     def _buffer(self, number: int) -> torch.Tensor:
@@ -413,7 +414,7 @@ class _Memory:
             return self._inputs[number].detach()
         own = number - self._record.n_inputs
         if own not in self._own:
-            self._own[own] = torch.empty(self._record.buffers[own], dtype=torch.uint8, device=_DEVICE)
+            self._own[own] = _bytes(self._record.buffers[own])
         return self._own[own]
 
 
@@ -430,6 +431,10 @@ class _Replayed(torch.autograd.Function):
     def backward(ctx: Any, *upstream: torch.Tensor) -> Any:
         ctx.replayer.run("backward", [*ctx.inputs, upstream[0]], ctx.memory)
         return (None, *ctx.replayer.gradients(ctx.memory))
+
+
+def _bytes(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=_DEVICE)
 
 
 def _operation(step: Operation) -> Callable[[_Memory, int], None]:
@@ -468,7 +473,9 @@ def _takes_device(function: Any) -> bool:
 
 def _is_view(function: Any) -> bool:
     """Whether its result is the memory of an argument, unwritten."""
-    return any(result.alias_info is not None and not result.alias_info.is_write for result in function._schema.returns)
+    return function.__name__.startswith("_unsafe_view") or any(
+        result.alias_info is not None and not result.alias_info.is_write for result in function._schema.returns
+    )
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:
