@@ -106,6 +106,7 @@ class Structure:
     max_backward_launches: int
     max_bytes_ratio: float  # unique bytes, times the least possible
     torch_ops: tuple[str, ...]  # operations that are allowed beside copies, fills and views
+    forbidden_ops: tuple[str, ...] = ()  # torch operations that are what the kernel is asked to do
     unread_inputs: tuple[str, ...] = ()  # inputs that a right kernel need not load in the audited call
     max_tile_elements: int | None = None  # largest tile on the chip at `axes`; None: any
     dtype: str = "float32"
@@ -451,6 +452,7 @@ def _structure(table: _Table) -> Structure:
         max_backward_launches=table.integer("max_backward_launches", 0),
         max_bytes_ratio=table.number("max_bytes_ratio", least=1.0),
         torch_ops=table.texts("torch_ops", []),
+        forbidden_ops=table.texts("forbidden_ops", []),
         unread_inputs=table.texts("unread_inputs", []),
         max_tile_elements=table.integer("max_tile_elements", least=1) if table.has("max_tile_elements") else None,
         dtype=table.choice("dtype", DTYPES, "float32"),

@@ -357,6 +357,11 @@ def _refusals(assignment: Assignment, examination: Examination, right: bool) -> 
     calls = {call.op for call in examination.library_calls}
     if calls:
         found.append(Check(name="library-attention", ok=False, found=", ".join(sorted(calls)), allowed="none"))
+    by_torch = sorted({op.op for op in _computing(examination) if _short(op.op) in assignment.structure.forbidden_ops})
+    if right and by_torch:
+        found.append(
+            Check(name="forbidden-op", ok=False, found=f"{', '.join(by_torch)} by torch", allowed="by a kernel")
+        )
     if right and examination.right_without_launches:
         names = listed(examination.right_without_launches)
         found.append(
@@ -386,8 +391,11 @@ def _refusals(assignment: Assignment, examination: Examination, right: bool) -> 
     return tuple(found)
 
 
-def _ops_of_probes(examination: Examination) -> list[TorchOp]:
-    return [op for run in examination.probes if isinstance(run, ProbeMeasured) for op in run.torch_ops]
+def _computing(examination: Examination) -> list[TorchOp]:
+    """Torch operations of the audited call and of all probes, but those on a number or two."""
+    audited = examination.audit.torch_ops if examination.audit is not None else ()
+    of_probes = [op for run in examination.probes if isinstance(run, ProbeMeasured) for op in run.torch_ops]
+    return [op for op in (*audited, *of_probes) if op.size_bytes > SCALAR_BYTES]
 
 
 def _structure(
@@ -402,7 +410,7 @@ def _structure(
     if audit is None or examination.load_failure is not None or examination.audit_failure is not None:
         return StructureGrade(verdict=AxisVerdict.NOT_RUN, points=0.0, out_of=out_of, refusals=refusals)
     ratio = audit.unique_bytes / audit.least_bytes if audit.least_bytes else None
-    checks = _structure_checks(assignment, audit, memory, ratio, [*audit.torch_ops, *_ops_of_probes(examination)])
+    checks = _structure_checks(assignment, audit, memory, ratio, _computing(examination))
     passed = not refusals and all(check.ok for check in checks)
     return StructureGrade(
         verdict=AxisVerdict.PASS if passed else AxisVerdict.FAIL,
@@ -423,8 +431,7 @@ def _structure_checks(
     own = [output.name for output in assignment.outputs if output.own_kernel]
     seen = {written.name for written in audit.outputs}
     unseen = [name for name in own if name not in seen]
-    computing = [op for op in ops if op.size_bytes > SCALAR_BYTES]
-    foreign = sorted({op.op for op in computing if not allowed_op(op.op, asked.torch_ops)})
+    foreign = sorted({op.op for op in ops if not allowed_op(op.op, asked.torch_ops)})
     checks = [
         Check(
             name="outputs-traced",
@@ -530,8 +537,12 @@ def quadratic_storages(assignment: Assignment, audit: Audit) -> list[Storage]:
 
 def allowed_op(op: str, allowed: Sequence[str]) -> bool:
     """Whether a torch operation may stand beside the kernel: copies and fills always, others when listed."""
-    short = op.removeprefix("aten::").removeprefix("aten.").split(".")[0]
+    short = _short(op)
     return short in COPIES_AND_FILLS or short in allowed or op in allowed
+
+
+def _short(op: str) -> str:
+    return op.removeprefix("aten::").removeprefix("aten.").split(".")[0]
 
 
 # -- speed ------------------------------------------------------------------------------------------------------------

@@ -298,7 +298,7 @@ def _memory(assignment: Assignment, examination: Examination, axis: MemoryGrade)
     if measured:
         capacity = examination.gpu.memory_bytes if examination.gpu is not None else None
         sentences += _capacity_sentences(measured, capacity)
-        blocks = [_memory_chart(assignment, measured, axis.failed_at, capacity), _memory_table(points)]
+        blocks = [_memory_chart(assignment, points, axis.failed_at, capacity), _memory_table(points, axis.failed_at)]
     grows = f"grows like T^{axis.exponent:.2f}" if axis.exponent is not None else ""
     if axis.failed_at is not None:
         grows = listed([one for one in (grows, f"T = {axis.failed_at:,} does not fit") if one])
@@ -366,17 +366,18 @@ def _about(size: float) -> str:
 
 
 def _memory_chart(
-    assignment: Assignment, measured: Sequence[MemoryPoint], failed_at: int | None, capacity: int | None
+    assignment: Assignment, points: Sequence[MemoryPoint], failed_at: int | None, capacity: int | None
 ) -> LineChart:
+    measured = [point for point in points if point.failure is None]
     axis = assignment.memory.axis if assignment.memory else "T"
     backward = [(p.size, p.backward_peak_bytes) for p in measured if p.backward_peak_bytes is not None]
     own: list[tuple[float, float]] = [(p.size, p.peak_bytes) for p in measured]
-    naive: list[tuple[float, float]] = [(p.size, p.naive_bytes) for p in measured]
+    naive: list[tuple[float, float]] = [(p.size, p.naive_bytes) for p in points]
     curves: list[tuple[str, Whose, Sequence[tuple[float, float]], bool]] = [
         ("yours", Whose.OWN, own, True),
         ("yours with backward", Whose.OWN_BACKWARD, backward, True),
         ("naive", Whose.NAIVE, naive, True),
-        ("reference", Whose.REFERENCE, [(p.size, p.reference_bytes) for p in measured], True),
+        ("reference", Whose.REFERENCE, [(p.size, p.reference_bytes) for p in points], True),
     ]
     if failed_at is not None:
         need = predict([p.size for p in measured], [max(1, p.peak_bytes) for p in measured], failed_at)
@@ -386,8 +387,8 @@ def _memory_chart(
         if full_at is not None and full_at > naive[-1][0]:
             curves.append(("naive, as it grows", Whose.NAIVE, [naive[-1], (full_at, capacity)], False))
     shown = [
-        Series(name=name, whose=whose, points=_positive(points), measured=is_measured)
-        for name, whose, points, is_measured in curves
+        Series(name=name, whose=whose, points=_positive(places), measured=is_measured)
+        for name, whose, places, is_measured in curves
     ]
     return LineChart(
         title="Memory against sequence length",
@@ -403,13 +404,14 @@ def _positive(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float
     return tuple((float(x), float(y)) for x, y in points if x > 0 and y > 0)
 
 
-def _memory_table(points: Sequence[MemoryPoint]) -> Table:
+def _memory_table(points: Sequence[MemoryPoint], failed_at: int | None) -> Table:
     backward = any(point.backward_peak_bytes is not None for point in points)
     columns = ["T", "forward", *(["with backward"] if backward else []), "kept", "naive", "reference"]
     rows: list[tuple[Cell, ...]] = []
     for point in points:
         if point.failure is not None:
-            own = [one_line(point.failure.kind.value)] + [""] * (1 + backward)
+            why = "did not fit" if point.size == failed_at else one_line(point.failure.kind.value)
+            own = [why] + [""] * (1 + backward)
         else:
             own = [bytes_text(point.peak_bytes)]
             own += [bytes_text(point.backward_peak_bytes or 0)] if backward else []
@@ -428,6 +430,7 @@ def _memory_table(points: Sequence[MemoryPoint]) -> Table:
 _CHECKS = {
     "library-attention": "no library kernel",
     "own-kernel": "own Triton kernel",
+    "forbidden-op": "computed by a kernel",
     "outputs-traced": "outputs from a kernel of the file",
     "launches": "launches",
     "backward-launches": "launches of the backward",

@@ -295,7 +295,7 @@ class OperationCounts:
 
 @contextlib.contextmanager
 def followed_by_threads(*modes: Any) -> Iterator[None]:
-    """Have threads that the file starts meanwhile work under these modes of torch's too: by itself a mode stays in one."""
+    """Have threads that the file starts meanwhile work under these modes of torch's too, which by themselves do not."""
     stock: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
     def followed(thread: threading.Thread) -> None:

@@ -374,3 +374,46 @@ def test_facts_stay_small_and_say_what_was_cut():
     assert len(facts["launches"]) + facts["launches_cut"] == 60
     assert facts["torch_ops_cut"] > 0
     assert all(len(name) <= MAX_TEXT for name in facts["outputs"])
+
+
+# ---- whether the kernels do the work
+
+
+def test_inputs_that_no_kernel_reads_are_named_and_copies_of_them_count_as_read():
+    x, z, untouched = normal(4, 16), normal(4, 16), normal(4, 16)
+    with watch({"x": x, "z": z, "untouched": untouched}) as seen:
+        y = torch.empty(4, 16)
+        kernels.copy_rows[(4,)](x, y, 16, WIDTH=16)
+        copied = torch.cat([z, z]).mul(2.0).contiguous()
+        kernels.copy_rows[(4,)](copied, y, 16, WIDTH=16)
+    assert seen.facts({"y": y})["unread_inputs"] == ["untouched"]
+
+
+def test_a_kernel_that_only_copies_what_numpy_computed_reads_no_input():
+    x = normal(4, 16)
+    with watch({"x": x}) as seen:
+        made = torch.from_numpy(x.numpy() * 2)
+        y = torch.empty(4, 16)
+        kernels.copy_rows[(4,)](made, y, 16, WIDTH=16)
+    facts = seen.facts({"y": y})
+    assert facts["unread_inputs"] == ["x"]
+    assert facts["outputs"]["y"]["written_by_kernel"]
+    assert "numpy" in {row["op"] for row in facts["torch_ops"]}
+
+
+@pytest.mark.parametrize("taken", [torch.Tensor.numpy, torch.Tensor.tolist], ids=["numpy", "tolist"])
+def test_values_taken_out_of_torch_are_told_with_their_bytes(taken):
+    x = normal(4, 16)
+    with watch({"x": x}) as seen:
+        taken(x)
+    (row,) = [row for row in seen.facts()["torch_ops"] if row["op"] in ("numpy", "tolist")]
+    assert (row["count"], row["bytes"]) == (1, 4 * 16 * 4)
+
+
+def test_a_call_without_launches_leaves_what_kernels_would_have_written_unwritten():
+    x = normal(4, 16)
+    with watch({"x": x}, level="bounds", poison_empty=True, run_programs=False) as seen:
+        y = torch.empty(4, 16)
+        kernels.copy_rows[(4,)](x, y, 16, WIDTH=16)
+    assert y.isnan().all()
+    assert seen.facts()["n_launches"] == 1
