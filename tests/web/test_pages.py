@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -42,6 +43,93 @@ def test_the_home_page_says_what_is_due_and_where_one_stands(campus: Campus) -> 
     assert "Full marks" in home
     assert "70" in home
     assert "All submissions" not in home
+
+
+def test_the_home_page_lists_what_is_due_and_the_last_reports(campus: Campus) -> None:
+    ada = campus.person("ada")
+    with campus.database.write() as db:
+        found = course.find_course(db, COURSE)
+        assert found is not None
+        for slug, days in ((SLUG, 4), ("online-softmax", 2), ("flash-attention", -1)):
+            set_to = {"deadline": campus.now + timedelta(days=days), "late_days": 3}
+            entry = course.set_assignment(db, course_id=found.id, slug=slug, **set_to)
+        course.set_assignment(db, course_id=found.id, slug="flash-attention", late_days=0)
+        course.grant_extension(
+            db,
+            course_assignment_id=entry.id,
+            user_id=ada.id,
+            until=campus.now + timedelta(days=1),
+            actor_id=None,
+            now=campus.now,
+        )
+    client = campus.client("ada")
+    due = client.get("/").text.split("Due next")[1].split("</section>")[0]
+    places = [due.index(f'/{slug}"') for slug in ("flash-attention", "online-softmax", SLUG)]
+    assert places == sorted(places)
+    assert "(extended)" in due
+    assert "in about 24 hours" in due
+    assert 'flash-attention"' not in campus.client("ben").get("/").text.split("Due next")[1].split("</section>")[0]
+    assert "My last reports" not in client.get("/").text
+    submission_id = campus.graded("ada", stored("ok-block-pointers"))
+    campus.hand_in("ada")
+    home = client.get("/").text
+    reports = home.split("My last reports")[1].split("</section>")[0]
+    assert reports.count("<li>") == 1
+    assert f"#{submission_id} " in reports
+    assert f'/{SLUG}"' not in home.split("Due next")[1].split("</section>")[0]  # full marks: nothing left to do
+
+
+def test_the_page_says_how_many_attempts_are_left_and_when_the_next_is_taken(
+    sqlite_database: Database, tmp_path: Path
+) -> None:
+    campus = make_campus(sqlite_database, tmp_path / "data", HAND_INS_PER_MINUTE="2")
+    client = campus.client("ada")
+    assert "as many as you like" in client.get(PAGE).text
+    for i in range(2):
+        hand_in(client, source=f"x = {i}")
+    html = client.get(PAGE).text
+    assert "You have handed in 2 files within the last minute." in html
+    assert re.search(r"The next one is taken at <time datetime=", html)
+    assert 'type="file"' in html  # one may get ready meanwhile
+
+
+def test_the_page_says_how_busy_the_queue_is(campus: Campus) -> None:
+    client = campus.client("ada")
+    assert "no worker is running just now" in client.get(PAGE).text
+    with campus.database.write() as db:
+        submissions.report_worker(db, name="w", device="cpu", status=WorkerStatus.IDLE, now=campus.now)
+    assert "<dt>Queue</dt><dd>empty" in client.get(PAGE).text
+    campus.graded("ben", stored("ok-block-pointers"))
+    for _ in range(2):
+        campus.hand_in("ben")
+    campus.claim()
+    html = client.get(PAGE).text
+    assert "1 waiting, 1 being graded" in html
+    assert "a report takes less than a minute" in html
+
+
+def test_history_marks_the_one_that_counts(campus: Campus) -> None:
+    best = campus.graded("ada", stored("ok-block-pointers"))
+    campus.graded("ada", stored("no-rescale-output"))  # later, and worse
+    html = campus.client("ada").get(PAGE).text
+    marked = re.findall(r'<li class="counts">(.*?)</li>', html, re.DOTALL)
+    assert len(marked) == 1
+    assert f"#{best}<" in marked[0]
+    assert "counts" in marked[0]
+
+
+def test_staff_see_how_it_is_handled_in_the_open_page_and_others_do_not(campus: Campus) -> None:
+    path = f"/submissions/{campus.hand_in('ada')}"
+    grace = campus.client("grace", Role.INSTRUCTOR)
+    assert f'data-facts="{path}/facts"' in grace.get(path).text
+    assert "/run-again" not in grace.get(f"{path}/facts").text
+    campus.record(campus.claim(), stored("ok-block-pointers"))
+    facts = grace.get(f"{path}/facts").text
+    assert "host-1" in facts
+    assert "/run-again" in facts
+    assert campus.client("ada").get(f"{path}/facts").status_code == 404
+    assert "data-facts" not in campus.client("ada").get(path).text
+    assert campus.app.test_client().get(f"{path}/facts").status_code == 401
 
 
 def test_a_deadline_is_shown_with_its_moment_and_an_extension_of_ones_own(campus: Campus) -> None:
