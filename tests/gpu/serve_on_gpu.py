@@ -355,15 +355,15 @@ def killed_worker(service: Service, arguments: argparse.Namespace) -> bool:
     while service.rows([number])[0].stage not in ("numerics", "memory", "speed") and time.monotonic() < until:
         time.sleep(0.05)
     stage = service.rows([number])[0].stage
-    before = service.workers()
+    before, candidates = service.workers(), set(processes_of_candidates())
     began = time.monotonic()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    while processes_of_candidates() and time.monotonic() - began < 10:
+    while candidates & set(processes_of_candidates()) and time.monotonic() - began < 10:
         time.sleep(0.01)
     gone_s = time.monotonic() - began
     print(
-        f"killed {len(before)} worker(s) in stage {stage}; candidates gone after {gone_s:.2f} s; "
+        f"killed {len(before)} worker(s) in stage {stage}; {len(candidates)} candidates gone after {gone_s:.2f} s; "
         f"GPU {gpu_memory_mib()} MiB"
     )
     rows = service.wait_for([number], arguments.left_s(180))
