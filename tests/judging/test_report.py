@@ -330,6 +330,9 @@ def test_a_size_that_did_not_fit_is_drawn_where_it_would_lie():
     assert (beyond.name, beyond.measured) == ("yours, as it would grow", False)
     assert beyond.points[1] == pytest.approx((384.0, 1000.0 * 384**2))
     assert "T = 384 does not fit" in found.section("memory").measured
+    naive = block_of(found, "memory", LineChart).series[1]
+    assert (384.0, 8.0 * 384**2) in naive.points, "which is counted, and so known where nothing fits"
+    assert block_of(found, "memory", Table).rows[-1][:2] == ("384", "did not fit")
 
 
 def test_provenance_tells_the_gpus_clocks_and_what_slowed_it():
