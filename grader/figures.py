@@ -46,7 +46,7 @@ class LineChart:
     title: str
     x_label: str
     y_label: str
-    y_unit: str  # "bytes" or "FLOP/s"
+    y_unit: str  # "bytes", counted in KiB and GiB; "B", in kB and GB; or "FLOP/s"
     series: tuple[Series, ...]  # the student's first
     levels: tuple[Level, ...] = ()  # of y
 
@@ -83,7 +83,7 @@ Chart = LineChart | BarChart | HeatMap
 
 def amount(value: float, unit: str) -> str:
     """A number of a chart with its unit, as short as it can be read."""
-    if unit in ("bytes", "FLOP/s"):
+    if unit in ("bytes", "B", "FLOP/s"):
         said = bytes_text(value) if unit == "bytes" else rate_text(value, unit)
         return said.replace(".00 ", " ").replace(".0 ", " ")
     if unit == "times":

@@ -12,6 +12,8 @@ import enum
 import math
 from dataclasses import dataclass
 
+from grader.figures import amount
+
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 _LSE_BYTES = 4  # the logsumexp of a row is kept in float32 whatever the dtype
 
@@ -94,35 +96,28 @@ def said(shape: Shape, *, t: int, memory_bytes: int, mode: Mode) -> tuple[str, s
             f"written and read twice over; Flash never moves it."
         )
         return crossing, (
-            f"At T = {t:,} naive moves {size_text(here.naive)}, {_times(here.times)} "
-            f"the {size_text(here.flash)} that Flash moves."
+            f"At T = {t:,} naive moves {_size(here.naive)}, {_times(here.times)} "
+            f"the {_size(here.flash)} that Flash moves."
         )
     crossing = (
-        f"Naive crosses the {size_text(memory_bytes)} line at T = {longest_naive(shape, memory_bytes):,}: "
+        f"Naive crosses the {_size(memory_bytes)} line at T = {longest_naive(shape, memory_bytes):,}: "
         f"beyond it the score matrix alone does not fit. "
         f"Flash crosses it at T = {longest_flash(shape, memory_bytes):,}."
     )
     if here.times < 1:
         return crossing, (
-            f"At T = {t:,} the score matrix is {size_text(here.naive)}, still less than the {size_text(here.flash)} "
+            f"At T = {t:,} the score matrix is {_size(here.naive)}, still less than the {_size(here.flash)} "
             f"that Flash writes."
         )
     return crossing, (
-        f"At T = {t:,} the score matrix is {size_text(here.naive)}, {_times(here.times)} "
-        f"the {size_text(here.flash)} that Flash writes."
+        f"At T = {t:,} the score matrix is {_size(here.naive)}, {_times(here.times)} "
+        f"the {_size(here.flash)} that Flash writes."
     )
 
 
-def size_text(size_bytes: float) -> str:
-    """Three significant digits in decimal units, as makers of GPUs count: an 80 GB card holds 80 * 10^9 bytes."""
-    value = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        # 999.5 rounds to 1000, which reads better as one of the next unit
-        if value < 999.5 or unit == "TB":
-            break
-        value /= 1000
-    digits = f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
-    return f"{digits} {unit}"
+def _size(size_bytes: float) -> str:
+    # in decimal units, as makers of GPUs count: an 80 GB card holds 80 * 10^9 bytes
+    return amount(size_bytes, "B")
 
 
 def _times(ratio: float) -> str:

@@ -18,7 +18,6 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 from grader import __version__, figures
 from grader.course import Catalog
 from grader.db import Database
-from grader.score_path import size_text
 from grader.settings import Settings
 from grader.web import (
     assignments,
@@ -125,7 +124,7 @@ def _equip_templates(app: Flask) -> None:
         utc=text.utc,
         points=points_text,
         size=bytes_text,
-        decimal=size_text,
+        decimal=lambda size_bytes: figures.amount(size_bytes, "B"),
         count=count,
         about=about,
         printed=text.printed,
@@ -154,5 +153,5 @@ def _equip_templates(app: Flask) -> None:
         state_of=words.state_of,
         verdict_of=words.verdict_of,
         axis_of=words.axis_of,
-        drawing=lambda chart: house().gallery.drawn([chart], wait_s=DRAWING_WAIT_S).get(chart, ""),
+        sketch=lambda chart: house().gallery.drawn([chart], wait_s=DRAWING_WAIT_S, keep=False).get(chart, ""),
     )

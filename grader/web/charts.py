@@ -86,10 +86,13 @@ class Gallery:
         self._draughtsman = ThreadPoolExecutor(max_workers=1, thread_name_prefix="charts")
         self._on_the_table: dict[str, Future[str]] = {}
 
-    def drawn(self, charts: Sequence[Chart], *, wait_s: float) -> dict[Chart, Markup]:
+    def drawn(self, charts: Sequence[Chart], *, wait_s: float, keep: bool = True) -> dict[Chart, Markup]:
         """SVG of every chart that is ready in time; the others are drawn all the same, for whoever asks next.
 
         A chart with nothing to show has no drawing.
+
+        Args:
+            keep: on disk, too. Not what a reader may ask for in a million ways.
         """
         # Vega escapes every text that it puts into a drawing
         found: dict[Chart, Markup] = {}
@@ -102,7 +105,7 @@ class Gallery:
                 if svg is not None:
                     found[chart] = Markup(svg)  # noqa: S704
                 else:
-                    pending[chart] = self._ask_for(asked, digest)
+                    pending[chart] = self._ask_for(asked, digest, keep)
         wait(pending.values(), timeout=wait_s)
         drawn = {chart: future.result() for chart, future in pending.items() if future.done()}
         return found | {chart: Markup(svg) for chart, svg in drawn.items() if svg}  # noqa: S704
@@ -124,23 +127,24 @@ class Gallery:
         self._remember(digest, svg)
         return svg
 
-    def _ask_for(self, asked: str, digest: str) -> Future[str]:
+    def _ask_for(self, asked: str, digest: str, keep: bool) -> Future[str]:
         with self._lock:
             if digest in self._memory:  # finished since it was looked for
                 ready: Future[str] = Future()
                 ready.set_result(self._memory[digest])
                 return ready
             if digest not in self._on_the_table:
-                self._on_the_table[digest] = self._draughtsman.submit(self._draw_and_keep, asked, digest)
+                self._on_the_table[digest] = self._draughtsman.submit(self._draw_and_keep, asked, digest, keep)
             return self._on_the_table[digest]
 
-    def _draw_and_keep(self, asked: str, digest: str) -> str:
+    def _draw_and_keep(self, asked: str, digest: str, keep: bool) -> str:
         """The drawing; empty when the engine refuses, for a report without a chart is better than none."""
         try:
             svg = _draw(asked)
             self._remember(digest, svg)
-            with contextlib.suppress(OSError):  # a full disk costs time, not the chart
-                self._write(digest, svg)
+            if keep:
+                with contextlib.suppress(OSError):  # a full disk costs time, not the chart
+                    self._write(digest, svg)
         except ValueError:
             _log.exception("a chart cannot be drawn")
             svg = ""

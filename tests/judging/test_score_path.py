@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from grader import measurement
+from grader.figures import amount
 from grader.measurement import Examination
 from grader.score_path import (
     ITEM_BYTES,
@@ -20,7 +21,6 @@ from grader.score_path import (
     longest_naive,
     naive_bytes,
     said,
-    size_text,
 )
 
 # the lesson's example: 8 sequences, 32 heads, bfloat16, on a GPU of 80 GB
@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_the_score_matrix_is_batch_heads_t_squared(t: int, size: int, text: str) -> None:
     assert naive_bytes(LESSON, t, Mode.CAPACITY) == size
-    assert size_text(size) == text
+    assert amount(size, "B") == text
 
 
 def test_naive_runs_out_of_80_gb_at_about_twelve_thousand_tokens_and_flash_does_not_notice() -> None:
@@ -105,7 +105,7 @@ def test_the_crossing_point_is_said_in_words() -> None:
     assert crossing.endswith("Flash crosses it at T = 1,201,923.")
     assert here == "At T = 8,192 the score matrix is 34.4 GB, 63 times the 545 MB that Flash writes."
     _, short = said(LESSON, t=64, memory_bytes=H100, mode=Mode.CAPACITY)
-    assert short == "At T = 64 the score matrix is 2.1 MB, still less than the 4.26 MB that Flash writes."
+    assert short == "At T = 64 the score matrix is 2.10 MB, still less than the 4.26 MB that Flash writes."
 
 
 def test_of_traffic_the_head_dim_is_the_crossing_point() -> None:
@@ -114,12 +114,3 @@ def test_of_traffic_the_head_dim_is_the_crossing_point() -> None:
     assert here == "At T = 8,192 naive moves 140 GB, 65 times the 2.16 GB that Flash moves."
     scores, rows = (naive_bytes(LESSON, 128, mode) for mode in (Mode.CAPACITY, Mode.TRAFFIC))
     assert 2 * 4 * scores == rows
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1000, "1 kB"), (999_500, "1 MB"), (5.12e12, "5.12 TB"),
-     (5.12e16, "51,200 TB")],
-)  # fmt: skip
-def test_sizes_have_three_digits_and_a_decimal_unit(size: float, text: str) -> None:
-    assert size_text(size) == text

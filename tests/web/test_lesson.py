@@ -37,7 +37,12 @@ def test_the_form_asks_for_any_shape_and_keeps_what_was_chosen(sqlite_campus: Ca
 
 @pytest.mark.parametrize(
     "query",
-    ["log2_t=abc&batch=&heads=-5&head_dim=1e9&gb=99999999999", "dtype=%3Cscript%3E&mode=evil", "log2_t=99&head_dim=17", "log2_t=٣"],
+    [
+        "log2_t=abc&batch=&heads=-5&head_dim=1e9&gb=99999999999",
+        "dtype=%3Cscript%3E&mode=evil",
+        "log2_t=99&head_dim=17",
+        "log2_t=٣",
+    ],
 )
 def test_whatever_stands_in_the_address_there_is_a_page(sqlite_campus: Campus, query: str) -> None:
     answer = sqlite_campus.client("ada").get(f"{PAGE}?{query}")
@@ -88,3 +93,10 @@ def test_the_page_asks_for_log_in_and_every_role_may_read_it(sqlite_campus: Camp
     assert sqlite_campus.app.test_client().get(PAGE).status_code == 302
     assert sqlite_campus.client("grace", Role.INSTRUCTOR).get(PAGE).status_code == 200
     assert sqlite_campus.client("eve", None).get(PAGE).status_code == 200
+
+
+def test_what_is_asked_in_a_million_ways_fills_no_disk(sqlite_campus: Campus) -> None:
+    client = sqlite_campus.client("ada")
+    for batch in range(1, 5):
+        assert "<svg viewBox" in client.get(f"{PAGE}?batch={batch}").text
+    assert list(sqlite_campus.settings.data_dir.glob("charts/**/*.svgz")) == []
