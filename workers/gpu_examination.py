@@ -519,7 +519,8 @@ class _Course:
                 with self._timed("replay"):
                     self.replay = replay(
                         stopwatch, size, timing, student, others,
-                        begin=self._begin_empty, gpu=self._gpu, assignment=self._assignment,
+                        begin=self._begin_empty, quiet=self._examiner.sandboxes.hold, gpu=self._gpu,
+                        assignment=self._assignment,
                     )  # fmt: skip
             if self._ceilings is not None:
                 self._hold_to_roof(timing, self._ceilings)
@@ -538,9 +539,8 @@ class _Course:
         """Whether a plain call at this size, by a process that saw no window, fails or is wrong too; noted then."""
 
         def begin() -> Interview:
-            interview = Interview(self._examiner.sandboxes.take(timeout_s=60.0))
+            interview, _ = self._examiner.begin()
             try:
-                self._examiner.bench.arena(interview)
                 self._examiner.load(interview)
             except BaseException:
                 interview.end()
