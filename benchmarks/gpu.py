@@ -57,6 +57,7 @@ def main() -> int:
     )
     parser.add_argument("--times", type=int, default=10, help="gradings of the section repeat")
     parser.add_argument("--stop-s", type=float, default=1e9, help="no further file of the corpus after so many seconds")
+    parser.add_argument("--brief", action="store_true", help="faulty files of the corpus where they must fail, no more")
     parser.add_argument("--dtypes", nargs="*", default=list(gpu_corpus.DTYPES), choices=gpu_corpus.DTYPES)
     parser.add_argument("--isolation", default="auto", choices=["auto", "none"])
     arguments = parser.parse_args()

@@ -82,3 +82,17 @@ def test_expected_answers_bring_no_complaint(job, graded):
 )
 def test_anything_else_does(job, graded):
     assert gpu_corpus.complaints(job, graded)
+
+
+def test_in_brief_a_faulty_file_is_asked_where_it_must_fail():
+    brief = {job.name: job for job in gpu_corpus.jobs([], ["float32"], brief=True)}
+    asked = brief[TAIL.name].assignment()
+    assert {case.name for case in asked.cases} == {case.name for case in asked.cases if case.required} | {
+        name for name in TAIL.want["probes"] if TAIL.assignment().case(name)
+    }
+    assert asked.memory is None
+    assert brief[STORED.name].assignment().memory is not None
+    assert brief[RACE.name].needs_audit
+    assert not brief[OK.name].brief
+    assert gpu_corpus.complaints(brief[TAIL.name], grade("wrong", failed=("tail",), numerics="fail")) == []
+    assert gpu_corpus.complaints(brief[TAIL.name], grade("wrong", failed=("large",), numerics="fail"))
