@@ -194,7 +194,8 @@ class Stage:
         graded = dataclasses.replace(timing(120.0 / graded_ms), student_times_ms=(graded_ms,))
         return replay.replay(
             watch, SIZE, graded, student, others,
-            begin=self.begin, quiet=contextlib.nullcontext, gpu=self.track.gpu, assignment=FORWARD, clock=self.track.clock,
+            begin=self.begin, quiet=contextlib.nullcontext, gpu=self.track.gpu, assignment=FORWARD,
+            clock=self.track.clock,
         )  # fmt: skip
 
     def honest(self, q, k, v, is_causal):
