@@ -135,7 +135,7 @@ def _chart(asked: Asked, own: list[OwnPoint]) -> LineChart:
     if own:
         points = tuple((float(point.t), float(_scaled(point, asked))) for point in own)
         series.insert(0, Series(name="yours, measured", whose=Whose.OWN, points=points, joined=False))
-    line = Level(name=f"{asked.values['gb']} GB of memory", value=float(asked.memory_bytes))
+    line = Level(name="GPU memory", value=float(asked.memory_bytes))
     return LineChart(
         title="Bytes of the score path against T",
         x_label="T",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from web_campus import Campus, stored
+from web_campus import COURSE, SLUG, Campus, stored
 
+from grader import course
 from grader.models import Role
 
 PAGE = "/lesson/memory"
@@ -78,6 +79,15 @@ def test_ones_own_measurements_lie_beside_the_curves_and_nobody_elses(campus: Ca
     assert f"#{second} 2 heads, head dim 64, float32 96 49.9 kB 200 kB 295 kB 200 kB" in page
     audited = text_of(campus.client("ada").get(f"{PAGE}?mode=traffic&batch=1&heads=1&head_dim=32&dtype=float32").text)
     assert f"#{second} 1 head, head dim 32, float32 192 99.1 kB 99.1 kB 688 kB 99.1 kB" in audited
+
+
+def test_assignments_about_attention_lead_here(sqlite_campus: Campus) -> None:
+    with sqlite_campus.database.write() as db:
+        course.set_assignment(db, course_id=1, slug="online-softmax")
+    client = sqlite_campus.client("ada")
+    link = f'<a href="{PAGE}">Memory against T</a>: '
+    assert link in client.get(f"/c/{COURSE}/{SLUG}").text
+    assert link not in client.get(f"/c/{COURSE}/online-softmax").text
 
 
 def test_only_the_latest_hand_ins_that_were_measured_are_shown(campus: Campus) -> None:
