@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hostile_cases  # noqa: E402  the folders are put on the path above
 from hostile_cases import BASE, Hostile  # noqa: E402
 
-from grader.assignment import Limits, load_assignment  # noqa: E402
+from grader.assignment import Limits  # noqa: E402
 from grader.judging import grade_json, judge  # noqa: E402
 from workers import cgroups  # noqa: E402
 from workers.devices.cpu import interpreter_pool  # noqa: E402
@@ -264,7 +264,7 @@ def _gpu_cell(row: dict[str, Any] | None) -> str:
 
 
 def _grade(source: bytes, slug: str, pool: SandboxPool) -> tuple[Any, dict[str, Any]]:
-    assignment = load_assignment(ROOT / "assignments" / slug)
+    assignment = hostile_cases.assignment_named(slug)
     examination = examine(assignment, source, sandboxes=pool)
     return examination, grade_json(judge(assignment, examination))
 

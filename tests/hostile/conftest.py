@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hostile_cases import BASE, SLUG, Hostile, assignment_for, load_assignment
-from hostile_cases import ROOT as PROJECT
+from hostile_cases import BASE, SLUG, Hostile, assignment_for, assignment_named
 
 from grader.assignment import Limits
 from grader.judging import grade_json, judge
@@ -48,7 +47,7 @@ def honest_points(sandboxes) -> float:
     """What the file gets that the hostile ones are built on."""
     from workers.examination import examine
 
-    assignment = load_assignment(PROJECT / "assignments" / SLUG)
+    assignment = assignment_named(SLUG)
     graded = judge(assignment, examine(assignment, BASE.read_bytes(), sandboxes=sandboxes))
     assert graded.verdict == "full"
     return graded.score.points

@@ -6,6 +6,7 @@ import dataclasses
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,15 @@ def programs() -> dict[str, dict[str, Any]]:
     return found
 
 
+@cache
+def assignment_named(slug: str) -> Assignment:
+    """Read once: a long run is by one edition."""
+    return load_assignment(ROOT / "assignments" / slug)
+
+
 def assignment_for(case: Hostile) -> Assignment:
     """The assignment that the case is handed in to, with its limits."""
-    found = load_assignment(ROOT / "assignments" / SLUG)
+    found = assignment_named(SLUG)
     if case.probes:
         found = dataclasses.replace(found, cases=tuple(found.case(name) for name in case.probes))
     if case.call_s is not None:
