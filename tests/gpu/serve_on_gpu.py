@@ -295,16 +295,8 @@ def commands(arguments: argparse.Namespace) -> bool:
     return fine
 
 
-def start(service: Service, arguments: argparse.Namespace) -> None:
-    """Wait until it grades."""
-    print(f"web answers after {service.wait_until_it_answers(60):.1f} s", flush=True)
-    print(f"worker takes work after another {service.wait_for_worker(arguments.left_s(180)):.1f} s", flush=True)
-    for row in service.reported():
-        print(f"    {row.name} on {row.device}: {row.note}", flush=True)
-
-
 def each_assignment(service: Service, arguments: argparse.Namespace) -> bool:
-    """Files for each assignment, through the command that hands in."""
+    """Files for each assignment, through the command that hands in: they wait before the worker is ready."""
     ids, names = [], []
     began = time.monotonic()
     for slug, files in FILES.items():
@@ -312,15 +304,25 @@ def each_assignment(service: Service, arguments: argparse.Namespace) -> bool:
             path = CORPUS / slug / f"{name}.py"
             ids.append(int(service.tilegrade("submit", str(path), "--user", "instructor", "--assignment", slug)))
             names.append(f"{slug}/{name}")
+    print(f"handed in after {time.monotonic() - began:.1f} s", flush=True)
+    await_worker(service, arguments)
     rows = service.wait_for(ids, arguments.left_s(arguments.service_s))
     fine = show(rows, names)
     print(f"all of them: {time.monotonic() - began:.1f} s", flush=True)
     return fine
 
 
+def await_worker(service: Service, arguments: argparse.Namespace) -> None:
+    """Wait until a worker takes work, and say what it says of itself."""
+    print(f"worker takes work after another {service.wait_for_worker(arguments.left_s(180)):.1f} s", flush=True)
+    for row in service.reported():
+        print(f"    {row.name} on {row.device}: {row.note}", flush=True)
+
+
 def full_queue(service: Service, arguments: argparse.Namespace) -> bool:
     """Many hand-ins of one correct file: gradings an hour, and how long nobody holds the GPU between two."""
     slug, name = QUEUE_OF
+    await_worker(service, arguments)
     with LockWatch() as watch:
         ids = service.hand_in_many(slug, (CORPUS / slug / f"{name}.py").read_bytes(), arguments.queue)
         rows = service.wait_for(ids, arguments.left_s(arguments.queue_s))
@@ -396,7 +398,7 @@ def main() -> int:
         print(f"GPU before: {gpu_memory_mib()} MiB", flush=True)
         service = Service(arguments.device, arguments.out / "up.log")
         try:
-            start(service, arguments)
+            print(f"web answers after {service.wait_until_it_answers(60):.1f} s", flush=True)
             for name, part in wanted.items():
                 print(f"=== {name}", flush=True)
                 fine[name] = _guarded(part, service, arguments)
