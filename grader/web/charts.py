@@ -39,13 +39,14 @@ HEAT_STEPS = 6  # --heat-0 to --heat-5 of the style sheet
 MOST_TICKS = 5
 KEPT_IN_MEMORY = 512
 
-# colour, broken line and shape: no reader depends on one of them alone. The page's key shows the same shapes
-_LOOKS: dict[Whose, tuple[str, list[int], str]] = {
-    Whose.OWN: ("var(--chart-own)", [1, 0], "circle"),
-    Whose.OWN_BACKWARD: ("var(--chart-own-backward)", [7, 3], "diamond"),
-    Whose.NAIVE: ("var(--chart-naive)", [5, 3], "square"),
-    Whose.REFERENCE: ("var(--chart-reference)", [2, 3], "triangle-up"),
-    Whose.LIMIT: ("var(--chart-limit)", [1, 0], "circle"),
+# colour, broken line, shape and its size: no reader depends on one of them alone. The student's marks lie on top, and
+# those below are larger, so that equal numbers are seen to be equal. The page's key shows the same shapes
+_LOOKS: dict[Whose, tuple[str, list[int], str, int]] = {
+    Whose.OWN: ("var(--chart-own)", [1, 0], "circle", 70),
+    Whose.OWN_BACKWARD: ("var(--chart-own-backward)", [7, 3], "diamond", 120),
+    Whose.NAIVE: ("var(--chart-naive)", [5, 3], "square", 110),
+    Whose.REFERENCE: ("var(--chart-reference)", [2, 3], "triangle-up", 360),
+    Whose.LIMIT: ("var(--chart-limit)", [1, 0], "circle", 70),
 }
 _SIGNS = {Whose.OWN: "●", Whose.OWN_BACKWARD: "◆", Whose.NAIVE: "■", Whose.REFERENCE: "▲", Whose.LIMIT: "━"}
 _LEVEL_RULE = {"type": "rule", "stroke": "var(--chart-limit)", "strokeDash": [4, 3], "strokeWidth": 1.5}
@@ -249,7 +250,7 @@ def _lines(chart: LineChart) -> dict[str, Any]:
         across = {"x": {"value": 0}, "x2": {"value": "width"}, "y": {"datum": level.value, **in_y}}
         layers.append({"data": _ONE_ROW, "mark": _LEVEL_RULE, "encoding": across})
     for series, points in reversed(curves):
-        colour, dash, shape = _LOOKS[series.whose]
+        colour, dash, shape, size = _LOOKS[series.whose]
         shared = {
             "data": {"values": [{"x": x, "y": y} for x, y in points]},
             "encoding": {"x": {"field": "x", **in_x}, "y": {"field": "y", **in_y}},
@@ -260,8 +261,8 @@ def _lines(chart: LineChart) -> dict[str, Any]:
                 {"mark": {"type": "line", "stroke": colour, "strokeDash": broken, "strokeWidth": 2}, **shared}
             )
         if series.measured and series.whose is not Whose.LIMIT:
-            mark = {"type": "point", "shape": shape, "fill": colour, "stroke": "var(--card)", "size": 110, "opacity": 1}
-            layers.append({"mark": mark, **shared})
+            filled = {"fill": colour, "stroke": "var(--card)", "opacity": 1}
+            layers.append({"mark": {"type": "point", "shape": shape, "size": size, **filled}, **shared})
     return {"width": WIDTH, "height": HEIGHT, "autosize": _FIT, "layer": layers}
 
 
