@@ -20,6 +20,8 @@ from grader.measurement import (
     MemoryPoint,
     OutputRun,
     ProbeMeasured,
+    Replay,
+    ReplayOutcome,
 )
 from grader.report_speed import speed_section
 from grader.sections import Block, Cell, Command, Report, Section, Table, TextBlock, axis_section
@@ -768,6 +770,24 @@ def _state_text(state: GpuState) -> str:
     )
 
 
+_REPLAYED = {
+    ReplayOutcome.AGREES: "give right outputs on fresh inputs, in the time that was graded",
+    ReplayOutcome.DIFFERS: "do not give the outputs that the file gives",
+    ReplayOutcome.SLOWER: "give right outputs, and take longer than the time that was graded",
+    ReplayOutcome.NOT_REPLAYABLE: "could not be run alone, from which nothing follows",
+}
+
+
+def _replayed(found: Replay) -> str:
+    """What came of the compiled kernels without the file's Python."""
+    ops = f" and torch's {listed([one_line(op, 40) for op in found.torch_ops])}" if found.torch_ops else ""
+    timed = found.time_ms is not None and found.ratio is not None
+    time = f" ({found.time_ms:.4f} ms a call, {found.ratio:.2f} times as fast as naive)" if timed else ""
+    why = f": {one_line(found.detail, 300)}" if found.detail else ""
+    launches = count(found.n_launches, "launch", "launches")
+    return f"Replay: {launches} of one call{ops}, without the file's Python, {_REPLAYED[found.outcome]}{time}{why}."
+
+
 def _staff(examination: Examination, grade: Grade) -> Section:
     said = [f"Seed {examination.seed} makes every probe's inputs again."]
     if grade.diagnosis.runner_up:
@@ -785,6 +805,8 @@ def _staff(examination: Examination, grade: Grade) -> Section:
                 rows=tuple((one_line(sign.kind, 60), Hostile(sign.message, 400)) for sign in examination.evidence),
             )
         )
+    if examination.replay is not None:
+        said.append(_replayed(examination.replay))
     tried = sorted(
         (
             (probe.distance, match.label, match.tile, probe)

@@ -25,6 +25,8 @@ def speed_section(assignment: Assignment, examination: Examination, axis: SpeedG
         return axis_section("speed", "Speed", axis, said, (), asked=asked)
     if axis.verdict is AxisVerdict.NOT_RUN:
         said = ["Speed is reported only for files whose required probes pass."]
+        if examination.large_calls:
+            said = ["Speed is reported only for files that are right at the sizes that are timed."]
         return axis_section("speed", "Speed", axis, said, (), asked=asked)
     said = [
         f"{axis.speedup:.2f} times as fast as the naive baseline "

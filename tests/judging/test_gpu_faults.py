@@ -6,7 +6,19 @@ import pytest
 from judging_facts import assignment_of, audit_of, examination_of, failed, measured, right, timing, with_probe, wrong
 
 from grader.judging import grade_json, judge
-from grader.measurement import Device, DeviceFault, Failure, FailureKind, Finding, LargeCall, dumps, loads
+from grader.measurement import (
+    Device,
+    DeviceFault,
+    Evidence,
+    Failure,
+    FailureKind,
+    Finding,
+    LargeCall,
+    Replay,
+    ReplayOutcome,
+    dumps,
+    loads,
+)
 from grader.report import report
 
 ASSIGNMENT = assignment_of()
@@ -42,8 +54,8 @@ def graded(examination):
     return grade_json(judge(ASSIGNMENT, examination))
 
 
-def words(examination):
-    found = report(ASSIGNMENT, examination, judge(ASSIGNMENT, examination))
+def words(examination, **kwargs):
+    found = report(ASSIGNMENT, examination, judge(ASSIGNMENT, examination), **kwargs)
     return " ".join(sentence for section in found.sections for sentence in section.sentences)
 
 
@@ -129,3 +141,34 @@ def test_a_race_is_named_on_a_gpu_where_results_are_wrong_though_two_runs_agree(
     assert graded(examination)["fault"] == "race"
     on_cpu = dataclasses.replace(examination, device=Device(kind="interpreter", name="a CPU"))
     assert graded(on_cpu)["fault"] != "race"
+
+
+REPLAY = Replay(
+    outcome=ReplayOutcome.AGREES, axes=dict(LARGE.axes), n_launches=1, torch_ops=("zeros",), time_ms=0.4549, ratio=37.03
+)
+
+
+def test_a_replay_is_told_to_staff_alone():
+    examination = on_gpu(timings=(timing(4.0),), replay=REPLAY)
+    said = "Replay: 1 launch of one call and torch's zeros, without the file's Python, give right outputs"
+    assert said in words(examination, for_staff=True)
+    assert "0.4549 ms a call, 37.03 times as fast as naive" in words(examination, for_staff=True)
+    assert "Replay" not in words(examination)
+    assert graded(examination)["verdict"] != "held"
+    assert loads(dumps(examination)) == examination
+
+
+def test_what_a_replay_says_of_a_file_stays_printable():
+    hostile = dataclasses.replace(
+        REPLAY, outcome=ReplayOutcome.DIFFERS, detail="\x1b[2J<script>\u202e", torch_ops=("\x1b[2J",), time_ms=None
+    )
+    sign = Evidence(kind="replay-differs", message=hostile.detail)
+    examination = on_gpu(timings=(timing(4.0),), replay=hostile, evidence=(sign,))
+    said = words(examination, for_staff=True)
+    assert "\x1b" not in said
+    assert "\u202e" not in said
+    assert graded(examination)["verdict"] == "held"
+
+
+def test_a_file_that_is_wrong_at_full_size_is_told_why_it_has_no_speed():
+    assert "right at the sizes that are timed" in words(on_gpu(large_calls=(LARGE,), timings=(timing(4.0),)))
