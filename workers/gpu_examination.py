@@ -74,6 +74,8 @@ class GpuRecord:
 
     races: list[tuple[Size, Race]] = field(default_factory=list)
     lock_s: float = 0.0
+    looks_for_late: bool = False
+    compiled_late: tuple[str, ...] = ()  # kernels that the GPU's candidate compiled anew, where it is looked for them
     idle_s: float = 0.0  # of the GPU, between the last examination of this process and this one
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
@@ -319,6 +321,7 @@ class WarmGpu:
         # whoever reads the clock must not wait five milliseconds until another lane lets go of the interpreter
         sys.setswitchinterval(SWITCH_S)
         self.lanes = lanes
+        self.compiled_late: tuple[str, ...] = ()  # at the last warm-up: kernels whose cache keys differ on the GPU
         self._starting = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._gpu = Gpu()
@@ -346,7 +349,10 @@ class WarmGpu:
     def warm_up(self, assignment: Assignment) -> Examination:
         """Examine the reference kernel: what is started or compiled at its first use is then ready for a hand-in."""
         operation = reference.load(assignment.operation)
-        return self(assignment, operation.kernel_file.read_bytes(), lambda _stage, _fraction: None)
+        record = GpuRecord(looks_for_late=True)
+        found = self(assignment, operation.kernel_file.read_bytes(), lambda _stage, _fraction: None, record)
+        self.compiled_late = record.compiled_late
+        return found
 
     def pools(self, limits: Limits) -> _Warm:
         """Warm candidates with those limits; started now where there are none yet."""
@@ -474,6 +480,9 @@ class _Course:
             if stopwatch is not None and right and len(self.numeric.answers) == len(self._assignment.cases_on("cuda")):
                 with self._timed("timing"):
                     self._race(stopwatch, student, others)
+            if self._record.looks_for_late:
+                interview.ask({"op": "late"}, stage="timing")
+                self._record.compiled_late = claims.names(interview.answer(10.0), "names")
         except CandidateFailedError as exc:
             # too slow at full size is no sign of anything else: there is no speed then, and that is all
             if exc.failure.kind is not FailureKind.TIME_LIMIT and not self._reported(exc.failure):

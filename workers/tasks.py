@@ -562,6 +562,11 @@ class _Host:
         assignment = _cheapest(self.settings)
         if assignment is not None:
             health.demand_right(assignment, examiner.warm_up(assignment))
+            if examiner.compiled_late:
+                self.note += (
+                    f" Compiled ahead and again on the GPU: {', '.join(examiner.compiled_late)}. Gradings are slower"
+                    " than they need be; do all processes of this host use one triton?"
+                )
 
 
 def _cheapest(settings: Settings) -> Assignment | None:

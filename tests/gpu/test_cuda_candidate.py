@@ -1,5 +1,9 @@
 """The candidate's half of a GPU, as far as it needs none."""
 
+import io
+import mmap
+import tarfile
+
 import pytest
 import torch
 import triton
@@ -7,7 +11,7 @@ import triton.language as tl
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
-from workers.devices.cuda_candidate import without_launches
+from workers.devices.cuda_candidate import CudaHalf, without_launches
 from workers.storages import OperationCounts, Poison
 
 
@@ -59,3 +63,26 @@ def test_library_attention_is_named_by_the_operation_that_the_dispatcher_sees():
     with Poison(counts, fill=False):
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)
     assert [row["op"] for row in counts.facts()["library_calls"]] == ["_scaled_dot_product_flash_attention_for_cpu"]
+
+
+def test_kernels_that_were_not_compiled_ahead_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    (tmp_path / "OURS").mkdir()
+    (tmp_path / "OURS" / "warm_kernel.cubin").touch()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in ("AHEAD/forward.cubin", "AHEAD/forward.ptx", "../outside.cubin", "/tmp/outside.cubin"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 6
+            archive.addfile(entry, io.BytesIO(b"kernel"))
+    half = CudaHalf.__new__(CudaHalf)
+    half._host = mmap.mmap(-1, 1 << 20)
+    half._host[: len(packed.getvalue())] = packed.getvalue()
+    half._compiled_before = {"OURS/warm_kernel.cubin"}
+    half._unpack_cache({"length": len(packed.getvalue())})
+    assert (tmp_path / "AHEAD" / "forward.ptx").read_bytes() == b"kernel"
+    assert not (tmp_path.parent / "outside.cubin").exists()
+    assert half._late({}) == {"op": "late", "names": []}
+    (tmp_path / "LATER").mkdir()
+    (tmp_path / "LATER" / "dq_kernel.cubin").touch()
+    assert half._late({}) == {"op": "late", "names": ["dq_kernel"]}

@@ -19,6 +19,7 @@ import tarfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,6 +61,7 @@ class CudaHalf:
         self._plan: _Plan | None = None
         self._held: Any = None
         self._found: list[list[Any]] = []
+        self._compiled_before: set[str] = set()
         self._n_tuned = _count_tuning()
         self._listen = watch_launches()
         self.tick = torch.zeros(1, device="cuda")
@@ -72,6 +74,7 @@ class CudaHalf:
         leaf = torch.zeros(16, device="cuda", requires_grad=True)
         entry.gradients(leaf * 2, [leaf], torch.ones_like(leaf))
         torch.cuda.synchronize()
+        self._compiled_before = _cubins()
         # what is there now stays: collecting it again and again would take a tenth of a second each time
         gc.collect()
         gc.freeze()
@@ -81,6 +84,7 @@ class CudaHalf:
         return {
             "arena": self._open_arena,
             "cache": self._unpack_cache,
+            "late": self._late,
             "prepare": lambda message: self._prepare(candidate, message),
             "rehearse": self._rehearse,
             "segments": self._segments,
@@ -131,10 +135,22 @@ class CudaHalf:
 
     def _unpack_cache(self, message: Message) -> Message:
         """Take in kernels of this very hand-in that were compiled ahead."""
-        file = io.BytesIO(self._host[: message["length"]])
-        with tarfile.open(fileobj=file) as archive:
-            archive.extractall(os.environ["TRITON_CACHE_DIR"], filter="data")
+        folder = Path(os.environ["TRITON_CACHE_DIR"])
+        with tarfile.open(fileobj=io.BytesIO(self._host[: message["length"]])) as archive:
+            # one by one: Python 3.11.2, Debian's, has no safe way to extract all
+            for member in archive:
+                path = folder / member.name
+                content = archive.extractfile(member) if member.isfile() and ".." not in path.parts else None
+                if content is not None and path.is_relative_to(folder):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content.read())
+        self._compiled_before |= _cubins()
         return {"op": "unpacked"}
+
+    def _late(self, _message: Message) -> Message:
+        """Kernels that were compiled here, although others of this hand-in were compiled ahead."""
+        found = sorted(Path(path).stem for path in _cubins() - self._compiled_before)
+        return {"op": "late", "names": [name[:60] for name in found[:20]]}
 
     def _prepare(self, candidate: Candidate, message: Message) -> Message:
         """Build the argument tensors of every call of a window, so that a window has nothing to do but call."""
@@ -458,6 +474,12 @@ def _segments(ptrs: Sequence[int]) -> list[list[Any]]:
             handle = _checked(runtime.cudaIpcGetMemHandle(int(start)))
             found[int(start)] = [int(start), int(size), bytes(handle.reserved).hex()]
     return list(found.values())
+
+
+def _cubins() -> set[str]:
+    """Compiled kernels in this process's cache, below its folder."""
+    folder = Path(os.environ["TRITON_CACHE_DIR"])
+    return {str(path.relative_to(folder)) for path in folder.rglob("*.cubin")}
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
