@@ -542,3 +542,26 @@ def test_an_error_of_ours_says_sorry_and_tells_nothing(sqlite_campus: Campus, mo
 
 def test_the_health_page_needs_no_log_in(campus: Campus) -> None:
     assert campus.app.test_client().get("/health").json["status"] == "ok"  # type: ignore[index]
+
+
+def test_staff_see_why_a_worker_is_in_quarantine_and_what_waits_for_nobody(campus: Campus) -> None:
+    client = campus.client("grace", Role.INSTRUCTOR)
+    campus.hand_in("ada")
+    why = "gpu errors: <b>2</b> uncorrected errors. Reset it.\nmemory: nothing stopped it."
+    with campus.database.write() as db:
+        submissions.report_worker(
+            db, name="g:cuda:0", device="cuda", status=WorkerStatus.QUARANTINED, now=campus.now, note=why
+        )
+    page = client.get("/workers").text
+    assert "Quarantined" in page
+    assert "gpu errors: &lt;b&gt;2&lt;/b&gt; uncorrected errors. Reset it.</div>" in page
+    assert "<div>memory: nothing stopped it.</div>" in page
+    assert "No worker is running" in client.get("/queue").text
+    with campus.database.write() as db:
+        submissions.report_worker(db, name="g:cuda:1", device="cuda", status=WorkerStatus.IDLE, now=campus.now)
+    page = client.get("/queue").text
+    assert "1 worker running" in page
+    assert "What is for <code>cpu</code> waits, and no worker grades it." in page
+    with campus.database.write() as db:
+        submissions.report_worker(db, name="c:cpu:0", device="cpu", status=WorkerStatus.IDLE, now=campus.now)
+    assert "no worker grades it" not in client.get("/queue").text
