@@ -34,6 +34,7 @@ from grader.web import (
     words,
 )
 from grader.web.house import EXTENSION, House, house, house_of
+from grader.web.shelf import Shelf
 from grader.wording import Hostile, about, bytes_text, count, one_line, plain, points_text
 
 # what a form may add to the largest file: field names, boundaries, and the pasted text's line ends
@@ -94,6 +95,7 @@ def create_app(
         ring=ring,
         streams=BoundedSemaphore(max_streams),
         gallery=charts.Gallery(settings.data_dir / "charts"),
+        shelf=Shelf(),
     )
     security.guard(app)
     CSRFProtect(app)
@@ -151,6 +153,7 @@ def _equip_templates(app: Flask) -> None:
         static_url=static_url,
         version=__version__,
         state_of=words.state_of,
+        stages_now=words.under_way,
         verdict_of=words.verdict_of,
         axis_of=words.axis_of,
         sketch=lambda chart: house().gallery.drawn([chart], wait_s=DRAWING_WAIT_S, keep=False).get(chart, ""),

@@ -13,6 +13,7 @@ from grader.course import Catalog
 from grader.db import Database
 from grader.settings import Settings
 from grader.web.charts import Gallery
+from grader.web.shelf import Shelf
 
 EXTENSION = "tilegrade"
 
@@ -27,6 +28,7 @@ class House:
     ring: Callable[[str], object]  # tells the workers of a device that there is work
     streams: BoundedSemaphore  # one for each live status stream
     gallery: Gallery  # charts, each drawn once
+    shelf: Shelf  # reports and sources as they were last shown
 
 
 def house_of(app: Flask) -> House:

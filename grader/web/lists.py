@@ -202,7 +202,8 @@ def submission(db: Session, submission_id: int, *, with_source: bool = False) ->
     """One submission with its assignment and result, without report: for looking at it twice a second."""
     wanted = [joinedload(Submission.course_assignment), joinedload(Submission.result)]
     if with_source:
-        wanted += [undefer(Submission.source), joinedload(Submission.user)]
+        of_course = joinedload(Submission.course_assignment).joinedload(CourseAssignment.course)
+        wanted += [undefer(Submission.source), joinedload(Submission.user), of_course]
     return db.scalars(select(Submission).where(Submission.id == submission_id).options(*wanted)).one_or_none()
 
 

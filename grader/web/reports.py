@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 
+from flask import render_template
 from markupsafe import Markup
+from sqlalchemy import inspect
 
 from grader import measurement
 from grader.course import Catalog
 from grader.errors import AssignmentError
-from grader.figures import BarChart, Chart, HeatMap, LineChart
+from grader.figures import BarChart, Chart, HeatMap, LineChart, is_empty
 from grader.judging import judge
 from grader.measurement import Examination
 from grader.models import Result, State, Submission
@@ -20,6 +23,8 @@ from grader.report import report
 from grader.sections import Report
 from grader.submissions import decided
 from grader.web.charts import Gallery
+from grader.web.shelf import Shelf
+from grader.web.text import source_lines
 from grader.wording import one_line
 
 # a page is answered soon even when nobody has looked at this report before; whoever can wait, waits
@@ -35,6 +40,7 @@ class Shown:
     report: Report | None = None
     notices: tuple[str, ...] = ()
     drawings: Mapping[Chart, Markup] = field(default_factory=dict)  # of its charts, those that are ready
+    finished: bool = False  # every chart is
 
 
 def report_of(
@@ -63,7 +69,48 @@ def report_of(
         for block in section.blocks
         if isinstance(block, LineChart | BarChart | HeatMap)
     ]
-    return Shown(report=found, notices=_notices(result, found), drawings=gallery.drawn(charts, wait_s=wait_s))
+    drawings = gallery.drawn(charts, wait_s=wait_s)
+    finished = all(chart in drawings or is_empty(chart) for chart in charts)
+    return Shown(report=found, notices=_notices(result, found), drawings=drawings, finished=finished)
+
+
+def report_html(row: Submission, catalog: Catalog, gallery: Gallery, shelf: Shelf, *, for_staff: bool) -> Markup:
+    """The report as the page shows it. Made once of the same measurements, judged by the same edition.
+
+    Args:
+        row: with `result`, whose measurements are read only when they are needed: keep its session open.
+    """
+    key = _edition(row, catalog, for_staff)
+    kept = shelf.get(key) if key else None
+    if kept is None:
+        shown = report_of(row, catalog, gallery, for_staff=for_staff)
+        kept = Markup(render_template("_report.html", submission=row, shown=shown))  # noqa: S704  by a template
+        if shown.finished:
+            shelf.put(key, kept)
+    return kept
+
+
+def source_html(source: str, shelf: Shelf) -> Markup:
+    """The lines of a file, highlighted and numbered."""
+    key = ("source", hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest())
+    kept = shelf.get(key)
+    if kept is None:
+        kept = Markup(render_template("_source.html", lines=source_lines(source)))  # noqa: S704  by a template
+        shelf.put(key, kept)
+    return kept
+
+
+def _edition(row: Submission, catalog: Catalog, for_staff: bool) -> Hashable:
+    """Everything that a report depends on; None while there is none."""
+    if row.state is not State.DONE or row.result is None:
+        return None
+    try:
+        digest = catalog.load(row.course_assignment.slug).digest
+    except AssignmentError:
+        return None
+    # measurements are written together with these, never without
+    columns = [column.key for column in inspect(Result).column_attrs if not column.deferred]
+    return ("report", row.id, digest, for_staff, *(getattr(row.result, name) for name in columns))
 
 
 @lru_cache(maxsize=32)

@@ -28,9 +28,9 @@ from grader.models import State, Submission, User
 from grader.web import lists, words
 from grader.web.assignments import assignment_page
 from grader.web.house import House, house, utc_now
-from grader.web.reports import DOWNLOAD_WAIT_S, SCRIPT_WAIT_S, report_of, style_sheet
+from grader.web.reports import DOWNLOAD_WAIT_S, SCRIPT_WAIT_S, report_html, report_of, source_html, style_sheet
 from grader.web.security import Viewer, assignment_or_404, instructor_or_404, viewer
-from grader.web.text import source_lines, without_nul
+from grader.web.text import count_lines, source_lines, without_nul
 
 bp = Blueprint("submissions", __name__)
 
@@ -72,9 +72,11 @@ def hand_in(course_slug: str, slug: str) -> AnyResponse:
 @bp.get("/submissions/<int:submission_id>")
 def show(submission_id: int) -> str:
     now = utc_now()
-    with house().database.read() as db:
-        row = _visible_or_404(db, submission_id, viewer())
+    here = house()
+    with here.database.read() as db:
+        row = _visible_or_404(db, submission_id, viewer(), whole=False, with_source=True)
         teaches = viewer().teaches_in(row.course_assignment.course_id)
+        under_way = row.state in (State.QUEUED, State.RUNNING)
         return render_template(
             "submission.html",
             submission=row,
@@ -82,11 +84,12 @@ def show(submission_id: int) -> str:
             teaches=teaches,
             own=row.user_id == viewer().id,
             news=_news(db, row, now=now),
-            under_way=row.state in (State.QUEUED, State.RUNNING),
-            shown=report_of(row, house().catalog, house().gallery, for_staff=teaches),
-            lines=source_lines(row.source),
+            under_way=under_way,
+            report="" if under_way else report_html(row, here.catalog, here.gallery, here.shelf, for_staff=teaches),
+            source=source_html(row.source, here.shelf),
+            n_lines=count_lines(row.source),
             word=words.state_of(row, row.result),
-            title=lists.title_of(house().catalog, row.course_assignment.slug),
+            title=lists.title_of(here.catalog, row.course_assignment.slug),
         )
 
 
@@ -207,9 +210,11 @@ def _news(db: Session, row: Submission, *, now: datetime) -> dict[str, object]:
     }
 
 
-def _visible_or_404(db: Session, submission_id: int, who: Viewer, *, whole: bool = True) -> Submission:
-    """One's own, or one of a course that one teaches. Not `whole`: without its long texts."""
-    row = submissions.find(db, submission_id) if whole else lists.submission(db, submission_id)
+def _visible_or_404(
+    db: Session, submission_id: int, who: Viewer, *, whole: bool = True, with_source: bool = False
+) -> Submission:
+    """One's own, or one of a course that one teaches. Not `whole`: without its long texts, or with the source alone."""
+    row = submissions.find(db, submission_id) if whole else lists.submission(db, submission_id, with_source=with_source)
     if row is None or not (row.user_id == who.id or who.teaches_in(row.course_assignment.course_id)):
         abort(404)
     return row

@@ -35,6 +35,12 @@ def readable(source: str) -> str:
     return text if _ORDINARY.fullmatch(text) else plain(text, limit=len(text))
 
 
+def count_lines(source: str) -> int:
+    """How many lines `source_lines` makes of it."""
+    text = _LINE_END.sub("\n", source)
+    return text.count("\n") + (text != "" and not text.endswith("\n"))
+
+
 def printed(value: str | Hostile) -> str:
     """A cell of a report. Texts of ours are printable already; a stranger's are made so here."""
     return value.plain if isinstance(value, Hostile) else value

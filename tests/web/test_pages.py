@@ -492,6 +492,15 @@ def test_the_staffs_list_is_paged_and_filtered(campus: Campus) -> None:
     assert "0 submissions" in client.get(f"/c/{COURSE}/submissions?assignment=another").text
 
 
+def test_the_queue_names_the_stages_as_the_students_page_does(campus: Campus) -> None:
+    campus.hand_in("ada")
+    job = campus.claim()
+    client = campus.client("grace", Role.INSTRUCTOR)
+    assert "load on" in client.get("/queue").text
+    campus.progress(job, "compile", 0.0, {"compile": 0.0, "audit": 0.5})
+    assert "compile, structure 50 % on" in client.get("/queue").text
+
+
 def test_an_instructor_sees_of_other_courses_only_how_much_waits(campus: Campus) -> None:
     submission_id = campus.hand_in("ada")
     alan = campus.person("alan", None)
@@ -524,6 +533,7 @@ def test_the_number_of_queries_does_not_grow_with_the_rows(campus: Campus, path:
             campus.hand_in(f"student-{batch}-{i}", f"x = {i}\n")
         for _ in range(2 * batch):
             campus.claim()
+        client.get(path)  # a report that was read before is not read again
         with campus.counted_queries() as sent:
             assert client.get(path).status_code == 200
         counts.append(len([one for one in sent if one.startswith("SELECT")]))

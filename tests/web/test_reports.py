@@ -6,15 +6,19 @@ import dataclasses
 import gzip
 import re
 import threading
+import zlib
 from html.parser import HTMLParser
 
 import pytest
+from markupsafe import Markup
 from web_campus import SLUG, Campus, corpus, stored
 
 from grader.measurement import Failure, FailureKind, ProbeFailed
-from grader.models import Role
+from grader.models import Result, Role
 from grader.web import charts
 from grader.web import reports as report_pages
+from grader.web.shelf import Shelf
+from grader.web.text import count_lines, source_lines
 
 MOST_KB = 300  # compressed, of a report with its charts
 
@@ -191,3 +195,43 @@ def test_every_tone_and_key_that_a_report_uses_is_in_the_style_sheet(sqlite_camp
     for name in {name for names in re.findall(r'class="([^"]+)"', body) for name in names.split()}:
         if name.startswith(("key-", "heat-", "chart", "axis", "drawing", "verdict")) or name in ("key", "map", "step"):
             assert f".{name}" in report_pages.style_sheet(), name
+
+
+# -- kept on the shelf ------------------------------------------------------------------------------------------------
+
+
+def test_a_report_that_was_made_is_not_made_again_until_something_changes(campus: Campus) -> None:
+    first = campus.graded("ada", stored("stored-scores"))
+    student, staff = campus.client("ada"), campus.client("grace", Role.INSTRUCTOR)
+    before = whole(campus, "ada", first)
+    with campus.counted_queries() as sent:
+        again = student.get(f"/submissions/{first}").text
+    assert not any("examination" in one for one in sent)
+    assert without_token(again) == without_token(before)
+    assert "Seed" not in again
+    assert "Seed" in staff.get(f"/submissions/{first}").text  # what staff read is another report
+    with campus.database.write() as db:
+        db.get_one(Result, first).verdict = "held"
+    assert without_token(student.get(f"/submissions/{first}").text) != without_token(before)
+
+
+def without_token(html: str) -> str:
+    return re.sub(r'name="csrf_token" value="[^"]*"', "", html)
+
+
+def test_the_shelf_keeps_what_was_read_of_late_and_no_more_than_fits() -> None:
+    part = Markup("<p>") + Markup("".join(f"{i:x}" for i in range(4000)))
+    shelf = Shelf(most_bytes=3 * len(zlib.compress(part.encode(), 1)) + 10)
+    for key in "abc":
+        shelf.put(key, part)
+    assert shelf.get("a") == part
+    shelf.put("d", part)  # b was read longest ago
+    assert [key for key in "abcd" if shelf.get(key) is not None] == ["a", "c", "d"]
+    shelf.put("a", part)
+    assert [key for key in "abcd" if shelf.get(key) is not None] == ["a", "c", "d"]
+    assert isinstance(shelf.get("a"), Markup)
+
+
+@pytest.mark.parametrize("source", ["", "a", "a\n", "a\r\nb", "a\rb\n", "a\n\n", "\n", "a\x0bb"])
+def test_lines_are_counted_as_they_are_shown(source: str) -> None:
+    assert count_lines(source) == len(source_lines(source))
