@@ -552,6 +552,7 @@ class Outlook:
     n_running: int
     n_workers: int
     typical_s: float | None  # one grading of late, the median; None: nothing was graded yet
+    models: tuple[str, ...] = ()  # of the GPUs that grade now, as `devices.model_of` says them
 
     def wait_s(self, n_ahead: int | None = None) -> float | None:
         """Seconds until a submission with so many ahead is graded, those running included; None: nobody can say.
@@ -562,8 +563,9 @@ class Outlook:
         if self.typical_s is None or not self.n_workers:
             return None
         ahead = self.n_waiting if n_ahead is None else n_ahead
+        at_once = max(self.n_workers, self.n_running)  # a GPU's worker has several in hand
         # what runs is half done on average
-        return self.typical_s * ((ahead + self.n_running / 2) / self.n_workers + 1)
+        return self.typical_s * ((ahead + self.n_running / 2) / at_once + 1)
 
 
 def outlook(session: Session, device: str, *, now: datetime) -> Outlook:
@@ -580,17 +582,18 @@ def outlook(session: Session, device: str, *, now: datetime) -> Outlook:
         .limit(GRADINGS_OF_LATE)
     )
     took_s = [(row.finished_at - row.started_at).total_seconds() for row in of_late if row.started_at]
-    n_workers = session.scalar(
-        select(func.count(Worker.name)).where(
+    serving = session.scalars(
+        select(Worker.device).where(
             or_(Worker.device == device, Worker.device.startswith(f"{device}:")),
             Worker.status.not_in((WorkerStatus.STOPPED, WorkerStatus.QUARANTINED)),
             Worker.seen_at >= now - WORKER_GONE_AFTER,
         )
-    )
+    ).all()
     return Outlook(
         n_waiting=n_in.get(State.QUEUED, 0),
         n_running=n_in.get(State.RUNNING, 0),
-        n_workers=n_workers or 0,
+        n_workers=len(serving),
+        models=tuple(sorted({one.partition(":")[2] for one in serving} - {""})),
         typical_s=median(took_s) if took_s else None,
     )
 

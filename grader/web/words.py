@@ -131,6 +131,12 @@ def _step(name: str, share: float | None) -> Step:
     return Step(STEPS[name], "done") if share >= 1 else Step(STEPS[name], "now", share or None)
 
 
+def under_way(submission: Submission, assignment: Assignment | None = None) -> str:
+    """The steps that go on now, each with how far it is; empty when none of ours is named."""
+    going = [step for step in steps(submission, assignment) if step.status == "now"]
+    return ", ".join(step.label.lower() + (f" {step.percent} %" if step.share else "") for step in going)
+
+
 def live_line(
     submission: Submission,
     place: int | None,
@@ -152,8 +158,7 @@ def live_line(
             return f"Queued. Yours is next{when}."
         return f"Queued. Yours is number {place} in line{when}." if place else "Queued."
     if submission.state is State.RUNNING:
-        going = [step for step in steps(submission, assignment) if step.status == "now"]
-        parts = ", ".join(step.label.lower() + (f" {step.percent} %" if step.share else "") for step in going)
+        parts = under_way(submission, assignment)
         again = f" This is attempt {submission.attempt}." if submission.attempt > 1 else ""
         return f"Grading: {parts}.{again}" if parts else f"Grading.{again}"
     word = _STATES.get(submission.state)

@@ -439,6 +439,25 @@ def test_an_estimate_comes_from_the_gradings_of_late(school, facts):
     assert found.wait_s() == 20 * 3.5
     assert replace(found, n_workers=2).wait_s() == 20 * 2.25
     assert replace(found, n_workers=0).wait_s() is None
+    assert replace(found, n_running=3).wait_s() == 20 * (3.5 / 3 + 1)  # one worker that has three in hand
+
+
+def test_an_outlook_counts_the_workers_that_serve_the_device_and_names_their_gpus(database):
+    with database.write() as session:
+        for name, device, status in (
+            ("a", "cuda:h200", WorkerStatus.IDLE),
+            ("b", "cuda:a100", WorkerStatus.GRADING),
+            ("c", "cuda:l4", WorkerStatus.QUARANTINED),
+            ("d", "cpu", WorkerStatus.IDLE),
+        ):
+            submissions.report_worker(session, name=name, device=device, status=status, now=NOW)
+    with database.read() as session:
+        found = {device: submissions.outlook(session, device, now=NOW) for device in ("cuda", "cuda:h200", "cpu")}
+        later = submissions.outlook(session, "cuda", now=NOW + timedelta(minutes=5))
+    assert (found["cuda"].n_workers, found["cuda"].models) == (2, ("a100", "h200"))
+    assert (found["cuda:h200"].n_workers, found["cuda:h200"].models) == (1, ("h200",))
+    assert (found["cpu"].n_workers, found["cpu"].models) == (1, ())
+    assert later.n_workers == 0
 
 
 def test_workers_report_themselves(database):
