@@ -8,6 +8,7 @@ The archives are untrusted bytes; nothing here looks into them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
@@ -22,9 +23,10 @@ import torch
 
 from grader import assignment as assignments
 from grader.assignment import Assignment
+from grader.measurement import CompileReport
 from reference.operation import Operation
 from workers import claims
-from workers.compiling import OUTPUT_BYTES, TARGETS, Sandboxes, input_shapes
+from workers.compiling import OUTPUT_BYTES, TARGETS, Gathered, Sandboxes, Workload, input_shapes
 from workers.devices.cpu import strided
 from workers.interview import CandidateFailedError, Interview, load_request
 from workers.isolation import BACKGROUND_NICE, Limits
@@ -42,6 +44,18 @@ class Call:
 
     request: Mapping[str, Any]
     kind: tuple[Any, ...]
+    title: str  # sizes and dtype
+    timed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What came of compiling a hand-in for the GPU."""
+
+    archives: list[bytes]  # of Triton's cache; untrusted
+    report: (
+        CompileReport  # of the sizes that are timed, and of kernels that ask for too much wherever they are launched
+    )
 
 
 @contextlib.contextmanager
@@ -73,8 +87,8 @@ def ahead_pool(
 
 def compile_ahead(
     assignment: Assignment, operation: Operation, source: bytes, *, pool: Sandboxes, n_candidates: int, budget_s: float
-) -> list[bytes]:
-    """Compile what the GPU examination will launch, on `n_candidates` at a time. Returns archives of Triton's cache.
+) -> Compiled:
+    """Compile what the GPU examination will launch, on `n_candidates` at a time.
 
     A file that fails here fails again on the GPU, where it is reported; what is not compiled in `budget_s` is compiled
     there too.
@@ -83,34 +97,49 @@ def compile_ahead(
     groups: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls(assignment, operation):
         groups.setdefault(call.kind, []).append(call)
-    waiting = deque(sorted(groups.values(), key=len, reverse=True))
+    # what is timed first: a kernel is described where it is compiled for the first time
+    waiting = deque(
+        sorted(groups.values(), key=lambda group: (any(call.timed for call in group), len(group)), reverse=True)
+    )
     taking = threading.Lock()
+    target = TARGETS[assignment.target_gpu]
+    everything = Gathered(assignment.target_gpu, target)
 
     def next_group() -> list[Call] | None:
         with taking:
             return waiting.popleft() if waiting else None
 
     def work(_number: int) -> bytes:
-        with contextlib.suppress(SandboxUnavailable, CandidateFailedError, claims.ClaimError):
+        with contextlib.suppress(SandboxUnavailable):
             interview = Interview(pool.take(timeout_s=max(0.1, deadline - time.monotonic())))
+            heard = Gathered(assignment.target_gpu, target)
             try:
-                return _compile(interview, assignment, operation, source, next_group, deadline)
+                return _compile(interview, assignment, operation, source, next_group, deadline, heard)
+            except CandidateFailedError as exc:
+                heard.fail(exc.failure, interview.ending)
+            except claims.ClaimError:
+                pass
             finally:
-                interview.end()
+                heard.read_stderr(interview.end().stderr)
+                with taking:
+                    everything.take(heard)
         return b""
 
     n_candidates = min(n_candidates, len(groups))
     with ThreadPoolExecutor(max_workers=max(1, n_candidates), thread_name_prefix="ahead") as threads:
-        return [archive for archive in threads.map(work, range(n_candidates)) if archive]
+        archives = [archive for archive in threads.map(work, range(n_candidates)) if archive]
+    return Compiled(archives, everything.report(finished=not waiting and time.monotonic() < deadline))
 
 
 def calls(assignment: Assignment, operation: Operation) -> list[Call]:
     """Every call of a GPU examination: probes, the memory sweep, the timed sizes. Equal ones once."""
     found: dict[str, Call] = {}
 
-    def add(axes: Mapping[str, int], dtype: str, options: Mapping[str, Any], layout: str) -> None:
-        call = _call(operation, axes, dtype, options, layout)
-        found.setdefault(repr(call.request), call)
+    def add(axes: Mapping[str, int], dtype: str, options: Mapping[str, Any], layout: str, timed: bool = False) -> None:
+        call = dataclasses.replace(_call(operation, axes, dtype, options, layout), timed=timed)
+        known = found.setdefault(repr(call.request), call)
+        if timed and not known.timed:
+            found[repr(call.request)] = call
 
     for case in assignment.cases_on("cuda"):
         add(case.axes, case.dtype, case.options or {}, case.layout)
@@ -120,7 +149,7 @@ def calls(assignment: Assignment, operation: Operation) -> list[Call]:
             add(swept, assignment.memory.dtype, assignment.structure.options, "contiguous")
     if assignment.speed is not None:
         for axes in assignment.speed.sizes:
-            add(axes, assignment.speed.dtype, assignment.speed.options, "contiguous")
+            add(axes, assignment.speed.dtype, assignment.speed.options, "contiguous", timed=True)
     return list(found.values())
 
 
@@ -139,7 +168,8 @@ def _call(operation: Operation, axes: Mapping[str, int], dtype: str, options: Ma
     # Triton compiles a kernel anew where a number is 1 or a multiple of 16, or where it was not
     sizes = tuple((size == 1, size % 16 == 0) for shape in shapes.values() for size in shape)
     last = tuple(shape[-1] for shape in shapes.values())
-    return Call(request, (dtype, layout, sizes, last, tuple(sorted(options.items(), key=str))))
+    title = f"{' '.join(f'{axis}={size}' for axis, size in axes.items())} {dtype}"
+    return Call(request, (dtype, layout, sizes, last, tuple(sorted(options.items(), key=str))), title)
 
 
 def _compile(
@@ -149,6 +179,7 @@ def _compile(
     source: bytes,
     next_group: Any,
     deadline: float,
+    heard: Gathered,
 ) -> bytes:
     """Load the file, compile groups of calls until there are none, and take the archive."""
     target = TARGETS[assignment.target_gpu]
@@ -166,7 +197,7 @@ def _compile(
     interview.answer(assignment.limits.load_s)
     while time.monotonic() < deadline and (group := next_group()) is not None:
         for call in group:
-            _one(interview, call, deadline)
+            _one(interview, call, deadline, heard)
     interview.ask({"op": "cache", "most_bytes": MOST_ARCHIVE_BYTES}, stage="compile")
     length = claims.count(interview.answer(10.0), "length")
     if not length or length > MOST_ARCHIVE_BYTES:
@@ -174,7 +205,8 @@ def _compile(
     return bytes(interview.sandbox.arena[:length])
 
 
-def _one(interview: Interview, call: Call, deadline: float) -> None:
+def _one(interview: Interview, call: Call, deadline: float, heard: Gathered) -> None:
+    workload = Workload(title=call.title, inputs=(), upstream=None, options=())
     interview.ask(dict(call.request), stage="compile")
     for _ in range(MAX_MESSAGES):
         try:
@@ -182,9 +214,13 @@ def _one(interview: Interview, call: Call, deadline: float) -> None:
         except CandidateFailedError as exc:
             if exc.dead:
                 raise
+            if call.timed:
+                heard.fail(exc.failure, None)
             return
         if message["op"] in ("compiled", "unknown"):
             return
+        if call.timed or heard.wants(message):
+            heard.hear(message, workload)
 
 
 def archives_into(interview: Interview, archives: Sequence[bytes]) -> None:

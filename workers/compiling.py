@@ -127,7 +127,7 @@ def compile_report(
             f"{', '.join(TARGETS)}"
         )
     deadline = time.monotonic() + budget_s
-    gathered = _Gathered(assignment.target_gpu, target)
+    gathered = Gathered(assignment.target_gpu, target)
     if len(source) > ARENA_BYTES:  # the service's limit on files is a setting
         gathered.stop("the file is larger than what the compiler is given")
         return gathered.report(finished=False)
@@ -201,7 +201,7 @@ def plain_sentence(text: str) -> str:
     return (f"{first}: {errors[0]}" if errors else first)[:MAX_SENTENCE]
 
 
-class _Gathered:
+class Gathered:
     """What was said so far about one hand-in."""
 
     def __init__(self, name: str, target: Target) -> None:
@@ -238,6 +238,10 @@ class _Gathered:
         )
         if len(self._kernels) < MAX_KERNELS:
             self._kernels.append(found)
+
+    def wants(self, message: Mapping[str, Any]) -> bool:
+        """Whether a kernel belongs into the report whatever it is compiled for: it asks for more than there is."""
+        return message["op"] == "kernel" and claims.count(message, "shared_bytes") > self._target.shared_limit_bytes
 
     def fail(self, failure: Failure, ending: Ending | None) -> None:
         """Keep a failure, unless it says no more than that a limit of ours was reached or what loading it says too."""
@@ -291,6 +295,12 @@ class _Gathered:
                 stage=failure.stage,
             )
 
+    def take(self, other: Gathered) -> None:
+        """Take in what was said to somebody else about the same hand-in."""
+        self._kernels = (self._kernels + other._kernels)[:MAX_KERNELS]
+        known = {(one.kind, one.line) for one in self._failures}
+        self._failures += [one for one in other._failures if (one.kind, one.line) not in known]
+
     def report(self, *, finished: bool) -> CompileReport:
         finished = finished or bool(self._failures)
         return CompileReport(
@@ -322,7 +332,7 @@ def _load(
     return bool(interview.answer(min(left_s, assignment.limits.load_s))["op"] == "loaded")
 
 
-def _compile(interview: Interview, workload: Workload, gathered: _Gathered, deadline: float) -> bool:
+def _compile(interview: Interview, workload: Workload, gathered: Gathered, deadline: float) -> bool:
     """Compile one workload. Returns whether all of it was compiled; raises when it failed and the rest is void."""
     request = {
         "op": "compile",

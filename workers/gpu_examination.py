@@ -43,7 +43,7 @@ from grader.roofline import is_too_fast, roofline
 from reference import timed as timed_operations
 from reference.operation import Inputs, Operation, Options
 from workers import claims, processes
-from workers.ahead import ahead_pool, archives_into, compile_ahead
+from workers.ahead import Compiled, ahead_pool, archives_into, compile_ahead
 from workers.ceilings import measure as measure_ceilings
 from workers.devices.cpu import Arena, interpreter_pool
 from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
@@ -176,8 +176,8 @@ class Ahead:
         self._counting = threading.Lock()
         self._n_inside = 0
 
-    def compile(self, assignment: Assignment, source: bytes) -> list[bytes]:
-        """Archives of Triton's cache for every call of the examination."""
+    def compile(self, assignment: Assignment, source: bytes) -> Compiled:
+        """Compile every call of the examination."""
         with self._counting:
             self._n_inside += 1
             # alone it takes all; in a full queue time matters less than what starting one more costs
@@ -237,7 +237,8 @@ def examine_on_gpu(
         audited_later = threads.submit(on_cpu.audit, sweep=False) if on_cpu is not None else None
         began = time.monotonic()
         progress("compile", 0.0)
-        archives = ahead.compile(assignment, source) if ahead is not None else []
+        compiled = ahead.compile(assignment, source) if ahead is not None else None
+        archives = compiled.archives if compiled is not None else []
         progress("compile", 1.0)
         noted.seconds["compile-ahead"] = time.monotonic() - began
         on_gpu = Examiner(assignment, source, sandboxes, progress, exam_seed, CudaBench(gpu, archives))
@@ -264,6 +265,7 @@ def examine_on_gpu(
         timings=tuple(course.timings),
         gpu=GpuFacts(memory_bytes=gpu.total_bytes, ceilings=ceilings, before=course.before, after=course.after),
         device_fault=fault,
+        compile_report=compiled.report if compiled is not None else None,
         large_calls=tuple(course.large_calls),
         replay=replayed,
         evidence=tuple(dict.fromkeys((*examination.evidence, *course.evidence, *signs))),
