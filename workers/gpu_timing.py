@@ -144,7 +144,7 @@ class Field:
             words = self._gpu.arena[offset : offset + copies * distance].view(torch.int64).view(copies, -1, ALIGN // 8)
             along, across = self._weights[: ALIGN // 8], self._weights[ALIGN // 8 :][: words.shape[1]]
             # some at a time: the products of all would take as much memory again
-            some = words.split(max(1, MARKED_BYTES // distance))
+            some = torch.split(words, max(1, MARKED_BYTES // distance))
             found += [((part * along).sum(-1) * across).sum(-1) for part in some]
         return torch.cat(found)
 
