@@ -1,8 +1,8 @@
 """Candidates that get ready must not touch a GPU on which somebody is just being measured.
 
 Creating a CUDA context takes milliseconds from whoever runs there, and memory that a ballast left to somebody else. So
-a candidate asks before it does: two bytes at the beginning of the memory that it shares with the examiner, who writes
-one and reads the other. The memory is the first job's once the candidate has said that it is ready.
+a candidate asks before it does: three bytes at the beginning of the memory that it shares with the examiner, who
+writes the first and reads the others. The memory is the first job's once the candidate has said that it is ready.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import time
 
-_HELD, _BUSY = 0, 1
+_HELD, _BUSY, _WAITS = 0, 1, 2
 _LOOK_S = 0.002
 
 
@@ -22,6 +22,7 @@ def enter(arena: mmap.mmap) -> None:
         if not arena[_HELD]:
             return
         arena[_BUSY] = 0
+        arena[_WAITS] = 1
         time.sleep(_LOOK_S)
 
 
@@ -43,6 +44,11 @@ def open_again(arena: mmap.mmap) -> None:
 def is_busy(arena: mmap.mmap) -> bool:
     """The examiner's side: whether it makes its context just now."""
     return arena[_BUSY] != 0
+
+
+def waits(arena: mmap.mmap) -> bool:
+    """The examiner's side: whether it has nothing left to do but what it needs the device for."""
+    return arena[_WAITS] != 0
 
 
 def await_idle(arenas: list[mmap.mmap], timeout_s: float) -> None:

@@ -48,6 +48,7 @@ _LOCKS = Path("/run/tilegrade/slots")
 _WARM_LIMIT_S = 120.0
 _FAILED_STARTS = 3
 _FREEZE_LIMIT_S = 2.0
+_LOOK_S = 0.02
 _END_LIMIT_S = 5.0
 _GATE_LIMIT_S = 3.0  # a context takes a tenth of it
 _OWN_END_LIMIT_S = 1.0  # freeing gigabytes or thousands of files takes most of it on a busy host
@@ -397,6 +398,16 @@ class SandboxPool:
                 self._held = False
                 for arena in self._gates():
                     gate.open_again(arena)
+
+    def await_gate(self, timeout_s: float) -> None:
+        """While they are held: wait until those started have done all that needs no device, or for so long."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with self._changed:
+                arenas = self._gates()
+            if arenas and all(map(gate.waits, arenas)):
+                return
+            time.sleep(_LOOK_S)
 
     def _gates(self) -> list[mmap.mmap]:
         return [one.arena for one in self._started if isinstance(one, Sandbox)]

@@ -55,7 +55,7 @@ def look_closer(
     Args:
         examiner: whose probe it was: the inputs are the same.
         archives: kernels of this hand-in, compiled ahead.
-        lock: the GPU's; taken when the candidate is ready, for the call alone.
+        lock: the GPU's; taken once the candidate needs it.
 
     Returns:
         None where there is no sanitizer, or where it saw nothing.
@@ -67,7 +67,11 @@ def look_closer(
     try:
         with sanitizer_pool(examiner.assignment.limits, program, isolated=isolated) as pool:
             again = Examiner(examiner.assignment, examiner.source, pool, examiner.progress, examiner.seed)
-            return read_report(_run(again, case, archives, lock), case.name)
+            with pool.hold():  # its imports under the sanitizer take longest, and need no GPU
+                pool.await_gate(READY_S)
+                with lock():
+                    printed = _run(again, case, archives)
+            return read_report(printed, case.name)
     except (SandboxUnavailable, AssignmentError):
         return None  # it is no more than a help
 
@@ -139,17 +143,12 @@ def _place(text: str) -> tuple[str, int | None]:
     return named["kernel"] if named else "", int(line[1]) if line else None
 
 
-def _run(
-    examiner: Examiner,
-    case: Case,
-    archives: Sequence[bytes],
-    lock: Callable[[], AbstractContextManager[None]],
-) -> bytes:
+def _run(examiner: Examiner, case: Case, archives: Sequence[bytes]) -> bytes:
     """What the sanitizer printed about one call."""
     sandboxes: Sandboxes = examiner.sandboxes
     interview = Interview(sandboxes.take(timeout_s=READY_S))
     try:
-        with contextlib.suppress(CandidateFailedError, claims.ClaimError), lock():
+        with contextlib.suppress(CandidateFailedError, claims.ClaimError):
             interview.ask({"op": "arena", "host": True}, stage="load")
             interview.answer(30.0)
             archives_into(interview, archives)

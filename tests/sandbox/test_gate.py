@@ -81,3 +81,22 @@ def test_holding_and_taking_from_many_threads_strands_nobody(pool):
     for thread in threads:
         thread.join(30)
     assert taken == [1] * 6
+
+
+def test_one_can_wait_until_they_need_nothing_but_the_device(pool):
+    with pool.hold():
+        pool.await_gate(20.0)
+        assert [gate.waits(arena) for arena in arenas(pool)] == [True] * 2
+        assert [arena[3] for arena in arenas(pool)] == [0, 0]
+        began = time.monotonic()
+        pool.take(10).kill()  # another one starts in its place
+        pool.await_gate(0.0)
+        assert time.monotonic() - began < 10.0
+
+
+def test_waiting_for_the_gate_ends_where_nobody_comes(make_pool):
+    pool = make_pool(program=HERE / "gated_candidate.py", size=0, refill=False)
+    with pool.hold():
+        began = time.monotonic()
+        pool.await_gate(0.3)
+        assert 0.2 < time.monotonic() - began < 5.0
