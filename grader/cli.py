@@ -215,12 +215,13 @@ def web() -> None:
     """Serve the pages."""
     import waitress  # type: ignore[import-untyped]
 
-    from grader.web import SERVER_OPTIONS
+    from grader.web import SERVER_OPTIONS, charts
     from grader.wsgi import make_app
 
     settings = _settings()
     log_to_stderr("web")
     app = make_app(settings)
+    charts.warm_up()
     _exit_on_terminate()
     waitress.serve(
         app,

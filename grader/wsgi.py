@@ -10,7 +10,7 @@ from grader import db
 from grader.db import Database
 from grader.queue import Doorbell, make_celery
 from grader.settings import Settings
-from grader.web import create_app, house_of
+from grader.web import create_app
 
 
 def make_app(settings: Settings | None = None) -> Flask:
@@ -18,6 +18,4 @@ def make_app(settings: Settings | None = None) -> Flask:
     settings = settings or Settings.from_env(os.environ)
     database = Database(settings.database_url)
     db.demand_current(database)
-    app = create_app(settings, ring=Doorbell(make_celery(settings)).ring, database=database)
-    house_of(app).gallery.warm_up()
-    return app
+    return create_app(settings, ring=Doorbell(make_celery(settings)).ring, database=database)

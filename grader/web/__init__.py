@@ -33,7 +33,7 @@ from grader.web import (
     text,
     words,
 )
-from grader.web.house import EXTENSION, House, house, house_of
+from grader.web.house import EXTENSION, House, house
 from grader.web.shelf import Shelf
 from grader.wording import Hostile, about, bytes_text, count, one_line, plain, points_text
 
@@ -49,7 +49,7 @@ SERVER_OPTIONS: dict[str, int] = {
     "max_request_body_size": 16 << 20,  # what is larger is cut off; what is smaller gets our own page
 }
 
-__all__ = ["SERVER_OPTIONS", "House", "create_app", "house_of"]
+__all__ = ["SERVER_OPTIONS", "House", "create_app"]
 
 
 def create_app(
@@ -124,6 +124,7 @@ def _equip_templates(app: Flask) -> None:
         line=one_line,
         iso=text.iso,
         utc=text.utc,
+        with_times=text.with_times,
         points=points_text,
         size=bytes_text,
         decimal=lambda size_bytes: figures.amount(size_bytes, "B"),

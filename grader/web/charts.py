@@ -75,8 +75,8 @@ _log = logging.getLogger(__name__)
 class Gallery:
     """Draws each chart once and keeps it: in memory, and on disk for after a restart.
 
-    Drawing takes some ten milliseconds of a processor, and the first one of a process a second, so one thread does it
-    and a page waits for it no longer than it wants to.
+    Drawing takes some ten milliseconds of a processor, during most of which no other thread runs, and the first one of
+    a process a second. So one thread draws, one chart after the other, and a page waits no longer than it wants to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -110,11 +110,6 @@ class Gallery:
         wait(pending.values(), timeout=wait_s)
         drawn = {chart: future.result() for chart, future in pending.items() if future.done()}
         return found | {chart: Markup(svg) for chart, svg in drawn.items() if svg}  # noqa: S704
-
-    def warm_up(self) -> None:
-        """Start the drawing engine, which takes a second, before anybody waits for it. Returns at once."""
-        bar = Bar(name="", whose=Whose.OWN, value=1.0)
-        self._draughtsman.submit(draw, BarChart(title="", unit="", bars=(bar,)))
 
     def _kept(self, digest: str) -> str | None:
         with self._lock:
@@ -175,6 +170,11 @@ class Gallery:
 def _engine() -> str:
     """What would draw: another version's drawings are other drawings."""
     return version("vl-convert-python")
+
+
+def warm_up() -> None:
+    """Start the drawing engine, which takes a second, so that nobody has to wait for it. Not before a fork."""
+    draw(BarChart(title="", unit="", bars=(Bar(name="", whose=Whose.OWN, value=1.0),)))
 
 
 def draw(chart: Chart) -> str:

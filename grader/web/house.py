@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import BoundedSemaphore
 
-from flask import Flask, current_app
+from flask import current_app
 
 from grader.course import Catalog
 from grader.db import Database
@@ -31,14 +31,10 @@ class House:
     shelf: Shelf  # reports and sources as they were last shown
 
 
-def house_of(app: Flask) -> House:
-    found: House = app.extensions[EXTENSION]
-    return found
-
-
 def house() -> House:
     """The house of the application that answers this request."""
-    return house_of(current_app)
+    found: House = current_app.extensions[EXTENSION]
+    return found
 
 
 def utc_now() -> datetime:

@@ -330,6 +330,11 @@ def test_a_drawing_that_a_crash_left_half_written_is_drawn_again(tmp_path: Path)
     assert Gallery(tmp_path / "charts").drawn([SPEED], wait_s=60) == whole
 
 
+def test_the_engine_can_be_started_before_anybody_waits(drawn: list[str]) -> None:
+    charts.warm_up()
+    assert len(drawn) == 1
+
+
 def test_an_empty_chart_has_no_drawing(tmp_path: Path) -> None:
     empty = memory((Whose.OWN, [(64.0, 0.0)]))
     assert Gallery(tmp_path / "charts").drawn([empty], wait_s=60) == {}
