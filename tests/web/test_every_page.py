@@ -130,13 +130,13 @@ class Asked:
 
 
 def _walk(term: Term) -> dict[tuple[str, str], Asked]:
-    """Every page as each person sees it, by person and endpoint. Asked twice: the first may fill a memory."""
+    """Every page as each person sees it, by person and endpoint. The second walk counts: the first fills memories."""
     found = {}
-    for person, role in PEOPLE.items():
-        client = term.campus.client(person, role)
-        for endpoint, address in term.addresses().items():
-            _get(term, client, address)
-            found[person, endpoint] = _get(term, client, address)
+    for _ in range(2):
+        for person, role in PEOPLE.items():
+            client = term.campus.client(person, role)
+            for endpoint, address in term.addresses().items():
+                found[person, endpoint] = _get(term, client, address)
     return found
 
 
