@@ -71,12 +71,13 @@ def cli() -> None:
 @click.option("--device", type=click.Choice(devices.KINDS), default="cpu", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the grade as one JSON object.")
 @click.option("--no-sandbox", is_flag=True, help="Run the file without isolation. Only for files you trust.")
-def grade(file: Path, slug: str, device: str, as_json: bool, no_sandbox: bool) -> None:
+@click.option("--replay", is_flag=True, help="Run its compiled kernels once more without its Python. On a GPU.")
+def grade(file: Path, slug: str, device: str, as_json: bool, no_sandbox: bool, replay: bool) -> None:
     """Grade FILE as the service would, without web, queue or database. Exits 0 when there is a grade."""
     try:
         assignment, folder = _assignment(slug)
         _read_source(file)
-        examination = _examine(file, folder, device=device, sandboxed=not no_sandbox, quiet=as_json)
+        examination = _examine(file, folder, device=device, sandboxed=not no_sandbox, quiet=as_json, replay=replay)
         found = judging.judge(assignment, examination)
     except (UserError, AssignmentError, GraderFault) as exc:
         if as_json:
@@ -694,16 +695,19 @@ def _read_source(file: Path) -> str:
     return submissions.decode_source(_read_bytes(file), max_bytes=_settings().max_source_bytes)
 
 
-def _examine(file: Path, folder: Path, *, device: str = "cpu", sandboxed: bool, quiet: bool) -> Examination:
+def _examine(
+    file: Path, folder: Path, *, device: str = "cpu", sandboxed: bool, quiet: bool, replay: bool = False
+) -> Examination:
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        return examining.examine_file(file, folder, device=device, sandboxed=sandboxed)
+        return examining.examine_file(file, folder, device=device, sandboxed=sandboxed, replay=replay)
     with console.status("starting") as status:
         return examining.examine_file(
             file,
             folder,
             device=device,
             sandboxed=sandboxed,
+            replay=replay,
             on_progress=lambda stage, fraction: status.update(f"{stage} {fraction:.0%}"),
         )
 

@@ -26,16 +26,20 @@ def examine_file(
     *,
     device: str = "cpu",
     sandboxed: bool = True,
+    replay: bool = False,
     on_progress: Progress = lambda _stage, _fraction: None,
 ) -> Examination:
     """Examine one file against the assignment in `folder`, in a process of its own. `device` is "cpu" or "cuda".
+
+    Args:
+        replay: run its compiled kernels without its Python too, whatever the assignment says; on a GPU.
 
     Raises:
         UserError: the file or this machine does not allow it; the text says what to do.
         AssignmentError: the folder is wrong.
         GraderFault: the examiner failed.
     """
-    flags = ["--device", device, *([] if sandboxed else ["--no-sandbox"])]
+    flags = ["--device", device, *([] if sandboxed else ["--no-sandbox"]), *(["--replay"] if replay else [])]
     answer = ask_workers("grade", str(file), "--assignment", str(folder), *flags, on_progress=on_progress)
     return measurement.from_json(Examination, answer["examination"])
 

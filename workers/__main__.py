@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     grade.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     grade.add_argument("--no-sandbox", action="store_true", help="run without isolation; the examination says so")
     grade.add_argument("--seed", type=int, default=None)
+    grade.add_argument("--replay", action="store_true", help="run its compiled kernels without its Python too")
     kernel = commands.add_parser("reference", help="the reference kernel of an operation, as a hand-in")
     kernel.add_argument("operation")
     mistakes = commands.add_parser("mistakes", help="the known mistakes of an operation")
@@ -59,6 +60,8 @@ def _grade(arguments: argparse.Namespace) -> dict[str, Any]:
         source = arguments.file.read_bytes()
     except OSError as exc:
         raise UserError(f"{arguments.file}: {exc.strerror}") from None
+    if arguments.replay:
+        assignment = _with_replay(assignment, arguments.device)
     # torch takes seconds to import; a wrong path or assignment is said at once
     from workers.compiling import compile_pool
     from workers.devices.cpu import interpreter_pool
@@ -85,6 +88,14 @@ def _grade(arguments: argparse.Namespace) -> dict[str, Any]:
     except SandboxUnavailable as exc:
         raise UserError(str(exc)) from None
     return {"examination": to_json(examination)}
+
+
+def _with_replay(assignment: Assignment, device: str) -> Assignment:
+    if device != "cuda" or assignment.speed is None:
+        raise UserError(
+            "A replay needs a GPU, and an assignment that is timed: add --device cuda, or leave --replay out."
+        )
+    return dataclasses.replace(assignment, speed=dataclasses.replace(assignment.speed, replay="always"))
 
 
 def _grade_on_gpu(
