@@ -119,64 +119,13 @@ def ceilings(_arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield found
 
 
-def references(_arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Our kernels beside torch's Flash and cuDNN, by events around many calls."""
-    import importlib.util
+def references(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Our kernels beside torch's Flash and cuDNN, a copy and the eager chains: benchmarks/references.py."""
+    from references import compare, told
 
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    spec = importlib.util.spec_from_file_location("attention_kernel", PROJECT / "reference/kernels/attention.py")
-    assert spec is not None
-    assert spec.loader is not None
-    kernel = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(kernel)
-    for d in (64, 128):
-        for t in (2048, 4096, 8192, 16384):
-            for causal in (False, True):
-                heads = max(2, 2048 * 64 // t // (d // 64))
-                q, k, v = (torch.randn(heads, t, d, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-                flops = 4 * d * heads * t * t / (2 if causal else 1)
-
-                def ours(q: Any = q, k: Any = k, v: Any = v, causal: bool = causal) -> Any:
-                    return kernel.flash_attention_forward(q, k, v, causal)
-
-                def theirs(backend: Any, q: Any = q, k: Any = k, v: Any = v, causal: bool = causal) -> Any:
-                    with sdpa_kernel(backend):
-                        return torch.nn.functional.scaled_dot_product_attention(
-                            q[None], k[None], v[None], is_causal=causal
-                        )
-
-                row: dict[str, Any] = {"d": d, "t": t, "causal": causal, "heads": heads}
-                for name, call in (
-                    ("ours", ours),
-                    ("torch-flash", lambda: theirs(SDPBackend.FLASH_ATTENTION)),
-                    ("cudnn", lambda: theirs(SDPBackend.CUDNN_ATTENTION)),
-                ):
-                    try:
-                        row[name] = round(flops / _by_events(call) / 1e9, 1)
-                    except RuntimeError as exc:
-                        row[name] = str(exc)[:80]
-                yield row
-                print("  " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-
-
-def _by_events(call: Callable[[], Any], *, repeats: int = 5) -> float:
-    """Milliseconds of one call, the median of several runs of many."""
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    times = []
-    n_calls = 4
-    for _ in range(repeats + 1):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(n_calls):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / n_calls)
-        n_calls = max(4, min(200, int(15 / max(times[-1], 1e-3))))
-    return median(times[1:])
+    for row in compare(stop_s=min(arguments.stop_s, 600.0)):
+        print("  " + told(row), flush=True)
+        yield row
 
 
 # -- grading ----------------------------------------------------------------------------------------------------------

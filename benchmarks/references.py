@@ -1,0 +1,372 @@
+"""Our kernels beside torch's own on the GPU at hand: attention forward and backward, the fused chain, softmax.
+
+    python benchmarks/references.py [--dtypes bfloat16 ...] [--lengths 2048 ...] [--stop-s 60] [--out FOLDER]
+
+Times are medians of replays of a CUDA graph, all of one run. TFLOP/s count 4 T² d a head for a forward and 2.5 times
+that for a backward, half of it when causal; TB/s count x read once and y written once. The section `references` of
+benchmarks/gpu.py is this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import functools
+import importlib.util
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+PROJECT = Path(__file__).resolve().parents[1]
+KERNELS = PROJECT / "reference" / "kernels"
+DTYPES = ("bfloat16", "float16")
+LENGTHS = (2048, 4096, 8192, 16384)
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+ROW_SHAPES = {"softmax": ((16384, 8192), (8192, 32768)), "layer_norm": ((8 * 4096, 4096),)}
+CHECKED_ROWS = ((300, 4096), (37, 4001))
+CHECKED_LENGTHS = ((512, 512), (333, 517))  # queries, keys
+CHECKED = (("bfloat16", 16), ("bfloat16", 32), ("bfloat16", 64), ("bfloat16", 128), ("float16", 64), ("float32", 64))
+DROPPED, SEED = 0.1, 1234
+
+Row = dict[str, Any]
+
+
+def load(name: str, folder: Path = KERNELS) -> types.ModuleType:
+    """One of our kernel files, as a module."""
+    spec = importlib.util.spec_from_file_location(f"{name}_kernel", folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def by_graph(
+    call: Callable[..., Any], *, before: Callable[[], Any] | None = None, window_ms: float = 5.0, windows: int = 5
+) -> float:
+    """Milliseconds of one call, by replays of a graph of several: what Python costs at a launch is not in it.
+
+    Args:
+        before: called once, on the stream that is captured; what it returns is the argument of `call`.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        given = () if before is None else (before(),)
+        for _ in range(2):
+            call(*given)
+        n_calls = max(1, min(64, int(window_ms / max(_by_events(lambda: call(*given)), 1e-3))))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(n_calls):
+                call(*given)
+        graph.replay()
+        times = [_by_events(graph.replay) / n_calls for _ in range(windows)]
+    return median(times)
+
+
+def _by_events(act: Callable[[], Any]) -> float:
+    start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    start.record()
+    act()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+# -- compiling ahead --------------------------------------------------------------------------------------------------
+
+
+def pretend_driver(arch: int) -> None:
+    """Let this process compile for a GPU of that architecture (90 is Hopper) and launch nothing."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import DriverBase
+
+    class Driver(DriverBase):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
+
+        @classmethod
+        def is_active(cls) -> bool:
+            return True
+
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", arch, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int | None = None) -> int:  # noqa: ARG002
+            return 0
+
+        def get_active_torch_device(self) -> Any:
+            return torch.device("cuda", 0)
+
+        def get_benchmarker(self) -> Any:
+            return None
+
+        def map_python_to_cpp_type(self, ty: str) -> str:
+            return ty
+
+    triton.runtime.driver.set_active(Driver())
+    torch.cuda.get_device_capability = lambda device=None: divmod(arch, 10)  # type: ignore[assignment]  # noqa: ARG005
+
+
+def compile_ahead(jobs: Sequence[tuple[Any, ...]], *, stop_s: float, folder: Path = KERNELS) -> int:
+    """Compile what the comparison will launch, on all cores, into Triton's cache. Returns how many jobs were done.
+
+    Args:
+        jobs: (dtype, d, causal, step, (queries, keys), ...) for attention, (kernel, dtype) for rows.
+    """
+    arch = 10 * torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 90
+    spawn = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(os.cpu_count(), spawn, pretend_driver, (arch,))
+    futures = [pool.submit(_compile, job, folder) for job in jobs]
+    done, _ = concurrent.futures.wait(futures, timeout=stop_s)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return sum(future.exception() is None for future in done)
+
+
+def _compile(job: tuple[Any, ...], folder: Path) -> None:
+    from triton.runtime.jit import JITFunction
+
+    run = JITFunction.run
+    JITFunction.run = lambda self, *args, grid, warmup, **kwargs: run(self, *args, grid=grid, warmup=True, **kwargs)  # noqa: ARG005
+    try:
+        if len(job) == 2:
+            name, dtype = job
+            module = load(name, folder)
+            for shape in (*ROW_SHAPES[name], *CHECKED_ROWS):
+                _row_call(name, module)(*_row_inputs(name, shape, dtype, "meta"))
+            return
+        dtype, d, causal, step, *lengths = job
+        module = load("attention", folder)
+        for n_queries, n_keys in lengths:
+            q, do = (torch.empty(2, n_queries, d, dtype=getattr(torch, dtype), device="meta") for _ in range(2))
+            k, v = (torch.empty(2, n_keys, d, dtype=getattr(torch, dtype), device="meta") for _ in range(2))
+            if step == "forward":
+                module.flash_attention_forward(q, k, v, causal)
+                continue
+            lse = torch.empty(q.shape[:2], device="meta")
+            context = types.SimpleNamespace(saved_tensors=(q, k, v, q, lse), is_causal=causal)
+            module.FlashAttention.backward(context, do)
+    finally:
+        JITFunction.run = run
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+
+def heads_of(d: int, t: int) -> int:
+    """How many heads fill the GPU: 128k tokens in all with 64 values a head, half of it with 128."""
+    return max(2, 2048 * 64 // t // (d // 64))
+
+
+def forward_flops(d: int, t: int, *, causal: bool) -> float:
+    """What one forward over `heads_of` heads must compute."""
+    return 4 * d * heads_of(d, t) * t * t / (2 if causal else 1)
+
+
+def attention_inputs(d: int, t: int, dtype: str) -> list[torch.Tensor]:
+    """q, k, v and the gradient of o, [heads, t, d]."""
+    return [torch.randn(heads_of(d, t), t, d, device="cuda", dtype=getattr(torch, dtype)) for _ in range(4)]
+
+
+def worst_error(module: types.ModuleType, dtype: str, d: int, *, causal: bool) -> float:
+    """The largest error of o, dq, dk, dv against float64 on even and ragged sizes, over what torch's chain allows."""
+    worst = 0.0
+    for n_queries, n_keys in CHECKED_LENGTHS:
+        q, do = (torch.randn(2, n_queries, d, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
+        k, v = (torch.randn(2, n_keys, d, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
+        got = _gradients(lambda *leaves: module.FlashAttention.apply(*leaves, causal), (q, k, v), do)
+        plain = functools.partial(_plain_attention, causal=causal)
+        want = _gradients(plain, (q.double(), k.double(), v.double()), do.double())
+        base = _gradients(plain, (q, k, v), do)
+        for one, right, torchs in zip(got, want, base, strict=True):
+            limit = 2 * (torchs.double() - right).norm() / right.norm() + (1e-5 if dtype == "float32" else 1e-3)
+            ratio = float((one.double() - right).norm() / right.norm() / limit)
+            worst = max(worst, ratio if math.isfinite(ratio) else math.inf)
+    return worst
+
+
+def _gradients(
+    attend: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], do: torch.Tensor
+) -> list[torch.Tensor]:
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    o = attend(*leaves)
+    return [o.detach(), *torch.autograd.grad(o, leaves, do)]
+
+
+def _plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    return torch.softmax(scores, dim=-1) @ v
+
+
+def torch_attention(backend: str, inputs: Sequence[torch.Tensor], *, causal: bool) -> tuple[float, float]:
+    """Milliseconds of forward and backward of one of torch's backends."""
+    q, k, v, do = (x[None] for x in inputs)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+
+    def forward() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=causal)
+
+    with sdpa_kernel(BACKENDS[backend]):
+        with torch.no_grad():
+            forward_ms = by_graph(forward)
+        backward_ms = by_graph(lambda o: torch.autograd.grad(o, leaves, do, retain_graph=True), before=forward)
+    return forward_ms, backward_ms
+
+
+def our_attention(module: types.ModuleType, inputs: Sequence[torch.Tensor], *, causal: bool) -> tuple[float, float]:
+    """Milliseconds of forward and backward of our kernels."""
+    q, k, v, do = inputs
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    forward_ms = by_graph(lambda: module.flash_attention_forward(q, k, v, causal))
+    backward_ms = by_graph(
+        lambda o: torch.autograd.grad(o, leaves, do, retain_graph=True),
+        before=lambda: module.FlashAttention.apply(*leaves, causal),
+    )
+    return forward_ms, backward_ms
+
+
+def attention(module: types.ModuleType, dtypes: Sequence[str], lengths: Sequence[int], *, stop: float) -> Iterator[Row]:
+    """Ours, torch's Flash and cuDNN, forward and backward, TFLOP/s."""
+    for dtype, t, d, causal in itertools.product(dtypes, lengths, (64, 128), (False, True)):
+        if time.monotonic() > stop:
+            return
+        inputs = attention_inputs(d, t, dtype)
+        flops = forward_flops(d, t, causal=causal)
+        times = {"ours": our_attention(module, inputs, causal=causal)}
+        times |= {backend: torch_attention(backend, inputs, causal=causal) for backend in BACKENDS}
+        for direction, (name, work) in enumerate((("forward", flops), ("backward", 2.5 * flops))):
+            rates = {who: round(work / ms[direction] / 1e9, 1) for who, ms in times.items()}
+            yield {"kernel": name, "dtype": dtype, "d": d, "mask": "causal" if causal else "full", "t": t} | rates
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def copy_rate() -> float:
+    """TB/s of a device-to-device copy of 4 GiB, bytes read and written. By events: in a graph a copy is slower."""
+    source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    times = [_by_events(lambda: target.copy_(source)) for _ in range(7)]
+    return 2 * source.numel() / median(times[2:]) / 1e9
+
+
+def rows(modules: Mapping[str, types.ModuleType], dtypes: Sequence[str]) -> Iterator[Row]:
+    """Ours and torch's chains in eager mode, TB/s of x and y, beside a copy."""
+    copied = copy_rate()
+    for dtype, name in itertools.product(dtypes, modules):
+        for shape in ROW_SHAPES[name]:
+            given = _row_inputs(name, shape, dtype, "cuda")
+            moved = 2 * given[0].numel() * given[0].element_size()
+            calls = (_row_call(name, modules[name]), _softmax_chain if name == "softmax" else _layer_norm_chain)
+            ours, eager = (moved / by_graph(functools.partial(call, *given)) / 1e9 for call in calls)
+            found = {"kernel": name, "dtype": dtype, "shape": "x".join(map(str, shape))}
+            yield found | {"ours": round(ours, 3), "eager": round(eager, 3), "copy": round(copied, 3)}
+
+
+def _row_inputs(name: str, shape: tuple[int, int], dtype: str, device: str) -> list[torch.Tensor]:
+    x = torch.randn(shape, device=device).to(getattr(torch, dtype))
+    return [x] if name == "softmax" else [x, *(torch.randn(shape[1], device=device).to(x.dtype) for _ in range(3))]
+
+
+def _row_call(name: str, module: types.ModuleType) -> Callable[..., Any]:
+    if name == "softmax":
+        return module.online_softmax  # type: ignore[no-any-return]
+    return lambda *given: module.fused_bias_dropout_layernorm(*given, DROPPED, SEED)
+
+
+def _softmax_chain(x: torch.Tensor) -> Any:
+    return torch.softmax(x, dim=-1), torch.logsumexp(x, dim=-1)
+
+
+def _layer_norm_chain(x: torch.Tensor, bias: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> Any:
+    z = torch.nn.functional.dropout(x + bias, DROPPED)
+    return torch.nn.functional.layer_norm(z, (x.shape[-1],), gamma, beta)
+
+
+# -- the program ------------------------------------------------------------------------------------------------------
+
+
+def compare(
+    dtypes: Sequence[str] = DTYPES, lengths: Sequence[int] = LENGTHS, *, stop_s: float = 600.0, folder: Path = KERNELS
+) -> Iterator[Row]:
+    """Everything, one row at a time, each with what it reaches of what is wanted; nothing begins after `stop_s`."""
+    stop = time.monotonic() + stop_s
+    cases = list(itertools.product(dtypes, (64, 128), (False, True)))
+    checked = [(dtype, d, causal) for dtype, d in CHECKED for causal in (False, True)]
+    jobs: list[tuple[Any, ...]] = [(*case, step, (1024, 1024)) for case in cases for step in ("backward", "forward")]
+    jobs += itertools.product(ROW_SHAPES, dtypes)
+    jobs += [(*case, step, *CHECKED_LENGTHS) for case in checked for step in ("backward", "forward")]
+    began = time.monotonic()
+    n_done = compile_ahead(jobs, stop_s=stop_s / 2, folder=folder)
+    yield {"kernel": "compiled", "jobs": n_done, "of": len(jobs), "seconds": round(time.monotonic() - began, 1)}
+    for row in rows({name: load(name, folder) for name in ROW_SHAPES}, dtypes):
+        yield row | {"of_copy": round(row["ours"] / row["copy"], 3), "of_eager": round(row["ours"] / row["eager"], 2)}
+    module = load("attention", folder)
+    for dtype, d, causal in checked:
+        if time.monotonic() < stop:
+            error = round(worst_error(module, dtype, d, causal=causal), 3)
+            yield {"kernel": "error", "dtype": dtype, "d": d, "mask": "causal" if causal else "full", "of_limit": error}
+    for row in attention(module, dtypes, lengths, stop=stop):
+        yield row | {f"of_{who}": round(row["ours"] / row[who], 2) for who in BACKENDS}
+
+
+def wanted(row: Row) -> bool:
+    """Whether `row` reaches what we set out for."""
+    if row["kernel"] == "forward":
+        return bool(row["of_cudnn"] >= 0.9 and row["of_flash"] >= 1.3)
+    if row["kernel"] == "backward":
+        return bool(row["of_flash"] >= 1.0)
+    if row["kernel"] == "error":
+        return bool(row["of_limit"] <= 1.0)
+    if row["kernel"] == "compiled":
+        return bool(row["jobs"] == row["of"])
+    return bool(row["of_copy"] >= 0.9 and (row["kernel"] == "softmax" or row["of_eager"] >= 3.0))
+
+
+def told(row: Row) -> str:
+    """One line of the table."""
+    said = (value if isinstance(value, str) else f"{key} {value}" for key, value in row.items())
+    return "  ".join(said) + ("" if wanted(row) else "  SHORT")
+
+
+def main() -> int:
+    """Print the table and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtypes", nargs="*", default=DTYPES)
+    parser.add_argument("--lengths", nargs="*", type=int, default=LENGTHS)
+    parser.add_argument("--stop-s", type=float, default=600.0, help="no further row after so many seconds")
+    parser.add_argument("--kernels", type=Path, default=KERNELS, help="the folder with our kernel files")
+    parser.add_argument("--out", type=Path, default=PROJECT / "artifacts" / "references")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    found: list[Row] = []
+    for row in compare(arguments.dtypes, arguments.lengths, stop_s=arguments.stop_s, folder=arguments.kernels):
+        found.append(row | {"wanted": wanted(row)})
+        print(told(row), flush=True)
+        (arguments.out / "references.json").write_text(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
