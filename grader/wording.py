@@ -77,9 +77,9 @@ def about(seconds: float) -> str:
 
 
 def csv_cell(value: object) -> str:
-    """A cell that no spreadsheet takes for a formula (OWASP, CSV injection). Moments are in ISO 8601."""
-    text = "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    """A printable cell that no spreadsheet takes for a formula (OWASP, CSV injection). Moments are in ISO 8601."""
+    text = "" if value is None else value.isoformat() if isinstance(value, datetime) else plain(str(value))
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
 
 
 def csv_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -82,15 +82,18 @@ def _allowance(db: Session, entry: CourseAssignment, assignment: Assignment, now
 
 @bp.get("/c/<course_slug>/<slug>/compare")
 def compare(course_slug: str, slug: str) -> str:
-    """Two files of one student, line by line; without a choice the latest two. Instructors may take any two."""
+    """Two files of one student, line by line. One that is picked alone is compared with the one before it.
+
+    Without a choice the latest two. Instructors may take any two of the course.
+    """
     picked = sorted({pick for pick in request.args.getlist("pick", int) if 0 < pick <= MAX_ROW_ID})[:2]
     with house().database.read() as db:
         entry = assignment_or_404(db, course_slug, slug)
         files = [_file_or_404(db, pick, entry) for pick in picked]
         owner = files[0].user_id if files else viewer().id
         own = lists.own_submissions(db, entry_id=entry.id, user_id=owner)
-        if not picked:
-            files = [_file_or_404(db, row.id, entry) for row in reversed(own[:2])]
+        if len(files) < 2:
+            files = [_file_or_404(db, one, entry) for one in _pair([row.id for row in own], picked)]
         return render_template(
             "compare.html",
             entry=entry,
@@ -99,6 +102,13 @@ def compare(course_slug: str, slug: str) -> str:
             own=own[:OFFERED],
             found=compare_files(files[0].source, files[1].source) if len(files) == 2 else None,
         )
+
+
+def _pair(latest_first: list[int], picked: list[int]) -> list[int]:
+    """That one with the one before it (after it, for the first), or the latest two; fewer where there are not two."""
+    at = latest_first.index(picked[0]) if picked else 0
+    start = max(0, min(at, len(latest_first) - 2))
+    return latest_first[start : start + 2][::-1]
 
 
 def _file_or_404(db: Session, submission_id: int, entry: CourseAssignment) -> Submission:

@@ -15,6 +15,8 @@ MAX_HIGHLIGHTED_CHARACTERS = 48_000  # highlighting is slow, and a lexer on host
 _LINE_END = re.compile("\r\n|\r")
 # as Python's tracebacks name a line of the file, after escaping
 _OWN_LINE = re.compile(r"(&#34;submission\.py&#34;, )line ([1-9][0-9]{0,5})\b")
+# as `grader.deadlines` writes one
+_SPOKEN_MOMENT = re.compile(r"\b(\d{2} [A-Z][a-z]+ \d{4} at \d{2}:\d{2}) UTC\b")
 _ORDINARY = re.compile(r"[\n\t\x20-\x7e]*")
 
 
@@ -60,6 +62,21 @@ def without_nul(text: str) -> str:
 def iso(moment: datetime) -> str:
     """For a `datetime` attribute."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def with_times(sentence: str) -> Markup:
+    """A sentence of ours, its moments in UTC made such that the page's script can show them in the reader's zone."""
+
+    def marked(found: re.Match[str]) -> Markup:
+        moment = datetime.strptime(found[1], "%d %B %Y at %H:%M").replace(tzinfo=UTC)
+        return Markup('<time datetime="{}" data-local>{}</time>').format(iso(moment), utc(moment))
+
+    parts: list[Markup] = []
+    end = 0
+    for found in _SPOKEN_MOMENT.finditer(sentence):
+        parts += [escape(sentence[end : found.start()]), marked(found)]
+        end = found.end()
+    return Markup().join([*parts, escape(sentence[end:])])
 
 
 def utc(moment: datetime) -> str:

@@ -1,10 +1,13 @@
+import csv
+import io
 import unicodedata
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grader.wording import Hostile, bytes_text, count, listed, one_line, plain
+from grader.wording import Hostile, about, bytes_text, count, csv_table, listed, one_line, plain, points_text
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,44 @@ def test_numbers_agree_with_their_nouns():
     assert listed(["a", "b", "c"]) == "a, b and c"
     assert listed(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
     assert listed(list("abcdefgh"), of=222) == "a, b, c, d, e, f and 216 more"
+
+
+@pytest.mark.parametrize(
+    ("points", "text"), [(68.17, "68.17"), (68.2, "68.2"), (70.0, "70"), (0.0, "0"), (100.0, "100"), (0.05, "0.05")]
+)
+def test_points_keep_their_two_decimals_and_no_zeros(points, text):
+    assert points_text(points) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "less than a minute"),
+        (49, "less than a minute"),
+        (50, "about 1 minute"),
+        (170, "about 3 minutes"),
+        (5400, "about 2 hours"),
+        (86400, "about 24 hours"),
+        (3 * 86400, "about 3 days"),
+    ],
+)
+def test_a_span_is_said_as_people_do(seconds, text):
+    assert about(seconds) == text
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx"])
+def test_no_cell_is_a_formula(text):
+    assert csv_table(("a",), [(text,)]) == f"a\n'{text}\n"
+
+
+@given(st.lists(st.lists(st.text(), min_size=2, max_size=2)))
+def test_a_table_can_be_read_back(rows):
+    found = list(csv.reader(io.StringIO(csv_table(("a", "b"), rows), newline="")))
+    assert [[cell.removeprefix("'") for cell in row] for row in found[1:]] == [
+        [plain(cell).removeprefix("'") for cell in row] for row in rows
+    ]
+
+
+def test_moments_and_nothing_have_cells_too():
+    moment = datetime(2027, 2, 1, 12, tzinfo=UTC)
+    assert csv_table(("a", "b"), [(moment, None)]) == "a,b\n2027-02-01T12:00:00+00:00,\n"

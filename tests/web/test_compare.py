@@ -98,7 +98,8 @@ def test_two_of_ones_own_files_are_compared(campus: Campus) -> None:
     assert "<del>" in html
     table = html[html.index("<tbody>") : html.index("</tbody>")]
     assert table in client.get(PAGE).text  # without a choice: the latest two
-    assert f"Pick another file to compare #{first} with" in client.get(f"{PAGE}?pick={first}").text
+    for pick in (first, second):  # one alone: with its neighbour
+        assert table in client.get(f"{PAGE}?pick={pick}").text
 
 
 def test_with_one_file_there_is_nothing_to_compare(campus: Campus) -> None:
@@ -117,6 +118,18 @@ def test_what_a_student_wrote_is_text_here_too(campus: Campus) -> None:
     assert "&lt;script&gt;alert" in html
     assert "\x1b" not in html
     assert "\u202e" not in html
+
+
+def test_one_file_alone_is_compared_with_the_one_before_it(campus: Campus) -> None:
+    ids = [campus.hand_in("ada", f"x = {i}") for i in range(4)]
+    page = f"/submissions/{ids[2]}"
+    link = f"{PAGE}?pick={ids[2]}"
+    for name, role in (("ada", Role.STUDENT), ("grace", Role.INSTRUCTOR)):
+        client = campus.client(name, role)
+        assert f'href="{link}"' in client.get(page).text
+        html = client.get(link).text
+        assert f'From <a href="/submissions/{ids[1]}">' in html
+        assert f' to <a href="{page}">' in html
 
 
 @pytest.mark.parametrize(
