@@ -20,6 +20,8 @@ from grader import submissions
 from grader.course import Catalog
 from grader.errors import GraderFault
 from grader.models import CourseAssignment, State, Submission, WorkerStatus
+from grader.queue import Doorbell, make_celery
+from grader.settings import Settings
 from workers.health import SickGpuError
 from workers.tasks import Grader
 
@@ -262,6 +264,51 @@ def test_a_worker_in_quarantine_stops_when_told(school, start_worker, wait_until
     wait_until(lambda: status(school) == {WorkerStatus.QUARANTINED}, 60, "quarantine")
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(30) in (0, -signal.SIGTERM)  # by our handler, or in the middle of a check
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_gpu_that_is_lost_is_never_the_files_fault(school, broker, tmp_path, wait_until):
+    """The whole life: a worker on GPU 1 grades, loses it, is in quarantine, returns, and grades what it could not."""
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "TILEGRADE_DATA": str(tmp_path / "data"),
+        "TILEGRADE_ASSIGNMENTS": str(school.settings.assignments_dir),
+        "TILEGRADE_DATABASE_URL": school.database.engine.url.render_as_string(hide_password=False),
+        "TILEGRADE_BROKER_URL": broker.url,
+        "TILEGRADE_HEARTBEAT_S": "0.3",
+        "TILEGRADE_RECHECK_S": "0.5",
+    }
+    graded_on(school, "cuda:h200")
+    fine = school.hand_in("ada", b"x = 1\n").submission_id
+    script = str(Path(__file__).with_name("scripted_gpu_worker.py"))
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen(
+            [sys.executable, script, str(tmp_path), "--device", "cuda", "--slot", "1"], env=env, stdout=log, stderr=log
+        )
+    try:
+        wait_until(lambda: state_of(school, fine).state is State.DONE, 60, "a grade")
+        (row,) = rows(school)
+        assert row.name.endswith(":cuda:1")
+        assert row.device == "cuda:h200"
+        assert "NVIDIA H200, GPU-b" in row.note
+        lost = school.hand_in("bob", b"lose\n").submission_id
+        Doorbell(make_celery(Settings.from_env(env))).ring("cuda:h200")
+        wait_until(lambda: status(school) == {WorkerStatus.QUARANTINED}, 60, "quarantine")
+        held = state_of(school, lost)
+        assert (held.state, held.lost_attempts) == (State.QUEUED, 1)
+        assert "the GPU no longer answers" in held.fault_note
+        wait_until(lambda: "gpu: it is lost. Reset it." in note(school), 60, "the reason")
+        (tmp_path / "sick").unlink()
+        wait_until(lambda: state_of(school, lost).state is State.DONE, 90, "a grade after all")
+        assert state_of(school, lost).attempt == 2
+        with school.database.read() as session:
+            assert "CUDA error" not in submissions.find(session, lost).result.examination
+        assert worker.poll() is None  # it started over in the same process
+    finally:
+        worker.kill()
+        worker.wait()
 
 
 PLAYED_NVML = """
