@@ -10,7 +10,7 @@ DEVICE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 # folders whose tests start no sandbox and run no kernel
 QUICK := tests/judging tests/examiner tests/service tests/web
 
-.PHONY: run test check setup system test-system format clean
+.PHONY: run test check setup system test-system format pictures clean
 
 run: setup
 	$(BIN)/tilegrade up
@@ -24,6 +24,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q -n 2 -m "not slow and not browser and not postgres and not gpu" $(QUICK)
+
+# of the README, from the running pages
+pictures: test-system setup
+	$(BIN)/python scripts/make-pictures
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -6,16 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
+from selenium.webdriver import Chrome
 from web_campus import COURSE, PASSWORD, SLUG, Campus, corpus, make_campus, stored
-from web_pages import Pages, Tour, serve
+from web_pages import CHROMIUM, DRIVER, Pages, Tour, serve, start_chromium
 
-from grader import submissions
+from grader import boards, course, submissions
 from grader.db import Database
 from grader.models import Role, WorkerStatus
-
-CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 
 
 @pytest.fixture(scope="session")
@@ -23,24 +20,7 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     """One browser for the session; each test begins without cookies."""
     if not (CHROMIUM.exists() and DRIVER.exists()):
         pytest.skip("Chromium is not installed: apt-get install chromium chromium-driver")
-    options = ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for flag in (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    # the path is given, so that selenium looks for nothing to download
-    driver = Chrome(options=options, service=Service(str(DRIVER)))
+    driver = start_chromium(tmp_path_factory.mktemp("chromium"))
     try:
         yield driver
     finally:
@@ -80,6 +60,10 @@ def tour(campus: Campus) -> Tour:
         submissions.report_worker(
             db, name="cpu-0@host-1", device="cpu", status=WorkerStatus.GRADING, now=campus.now, submission_id=running
         )
+        entry = course.assignment_in(db, course_slug=COURSE, slug=SLUG)
+        assert entry is not None
+        rules = campus.catalog.load(SLUG)
+        board = boards.freeze(db, entry, rules, title="Week 3", actor_id=None, now=campus.now)
     return {
         "": {"log-in": "/log-in"},
         "ada": {
@@ -90,7 +74,10 @@ def tour(campus: Campus) -> Tour:
             "wrong": f"/submissions/{wrong}",
             "error": f"/submissions/{error}",
             "gpu": f"/submissions/{gpu}",
+            "compare": f"/c/{COURSE}/{SLUG}/compare?pick={full}&pick={wrong}",
             "leaderboard": f"/c/{COURSE}/{SLUG}/leaderboard",
+            "official": f"/c/{COURSE}/{SLUG}/leaderboard?frozen={board.id}",
+            "official-boards": f"/c/{COURSE}/{SLUG}/leaderboard/official",
             "lesson": "/lesson/memory",
             "lesson-traffic": "/lesson/memory?mode=traffic&heads=1&batch=1&head_dim=32&dtype=float32",
             "missing": "/nowhere",
@@ -103,5 +90,6 @@ def tour(campus: Campus) -> Tour:
             "staff-queue": "/queue",
             "staff-workers": "/workers",
             "staff-leaderboard": f"/c/{COURSE}/{SLUG}/leaderboard",
+            "staff-official": f"/c/{COURSE}/{SLUG}/leaderboard?frozen={board.id}&who=1",
         },
     }

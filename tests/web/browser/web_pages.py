@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flask import Flask
-from selenium.webdriver import Chrome
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
@@ -19,10 +20,33 @@ from web_campus import COURSE, PASSWORD, ROOT, SLUG
 
 from grader.web import SERVER_OPTIONS
 
+CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 SHOTS = ROOT / "artifacts" / "screenshots"
 WAIT_S = 15.0
 
 Tour = dict[str, dict[str, str]]  # by person, then by the name of the picture: the path of a page
+
+
+def start_chromium(folder: Path) -> Chrome:
+    """A browser without a window, whose profile lies in `folder`. Quit it."""
+    options = ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={folder}",
+    ):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    # the path is given, so that selenium looks for nothing to download
+    return Chrome(options=options, service=Service(str(DRIVER)))
 
 
 @dataclass(frozen=True)
