@@ -48,7 +48,8 @@ class Job:
 
     @property
     def needs_audit(self) -> bool:
-        return not self.brief or self.want["structure"] == "fail" or "race" in self.want["fault"]
+        asks = self.want["structure"] == "fail" or "race" in self.want["fault"] or self.want["fault"] == "prints-flood"
+        return not self.brief or asks
 
     def assignment(self) -> Assignment:
         """Asked in that dtype, without a race."""

@@ -33,6 +33,8 @@ GPU_MEMORY_BYTES = 16 << 30
 GPU_SCRATCH_BYTES = 512 << 20
 GPU_PROCESSES = 160
 GPU_OPEN_FILES = 1024
+# a pass of Triton's that fails prints pages of MLIR, once a probe; what a student prints is bounded by the audit sooner
+GPU_OUTPUT_BYTES = 32 << 20
 CONTROL_BYTES = 64 << 20  # host memory shared with a candidate: its source, and kernels compiled ahead
 
 LOCKS = Path("/run/tilegrade")
@@ -196,7 +198,7 @@ def cuda_pool(
             processes=GPU_PROCESSES,
             scratch_bytes=GPU_SCRATCH_BYTES,
             file_bytes=GPU_SCRATCH_BYTES,
-            output_total_bytes=limits.output_bytes,
+            output_total_bytes=max(GPU_OUTPUT_BYTES, limits.output_bytes),
             cpu_s=int(4 * limits.total_s),  # waiting for a GPU spins
             open_files=GPU_OPEN_FILES,
             start_nice=BACKGROUND_NICE,
