@@ -16,7 +16,7 @@ pytestmark = pytest.mark.browser
 SERIOUS = ("serious", "critical")
 # downloads, what only scripts ask for, and what a browser never draws
 NO_PAGES = {"static", "health", "submissions.events", "submissions.status", "submissions.report", "submissions.source"}
-NO_PAGES |= {"assignments.starter", "submissions.report_file"}  # downloads
+NO_PAGES |= {"assignments.starter", "boards.export", "submissions.facts"}
 MOST_TABS = 200
 
 
