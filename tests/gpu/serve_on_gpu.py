@@ -403,6 +403,7 @@ def main() -> int:
                 print(f"=== {name}", flush=True)
                 fine[name] = _guarded(part, service, arguments)
         finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it stops already
             took = service.stop()
             for log in (service.folder / "data" / "log").glob("*.log"):
                 shutil.copy(log, arguments.out / log.name)
