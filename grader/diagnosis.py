@@ -277,8 +277,7 @@ def _refused(facts: _Facts) -> Diagnosis:
     if audit is not None and audit.n_launches == 0:
         sentence = "No Triton kernel is launched; the assignment is to write one."
     elif not foreign:
-        what = " and ".join(check.found for check in facts.structure.refusals)
-        sentence = f"{_sentence_case(what)}: what the kernel of this file does is not what the answer comes from."
+        sentence = _why_no_kernel_computes(facts)
     else:
         sentence = f"{_sentence_case(listed(foreign))} {_is(foreign)} not written by a Triton kernel of this file."
     return Diagnosis(
@@ -287,6 +286,21 @@ def _refused(facts: _Facts) -> Diagnosis:
         hint="Every output that the handout names has to be stored by a kernel of your own.",
         evidence=tuple(f"{check.found}; {check.allowed} asked." for check in facts.structure.refusals),
     )
+
+
+def _why_no_kernel_computes(facts: _Facts) -> str:
+    right = facts.examination.right_without_launches
+    if right:
+        come = "comes" if len(right) == 1 else "come"
+        return (
+            f"{_sentence_case(listed(right))} {come} out right while no kernel runs: the file's kernels are not needed."
+        )
+    by_torch = next((check.found for check in facts.structure.refusals if check.name == "forbidden-op"), None)
+    if by_torch is not None:
+        return f"What the kernel is to do is done outside it: {by_torch}."
+    audit = facts.examination.audit
+    unread = listed(audit.unread_inputs) if audit is not None else ""
+    return f"No kernel of this file reads {unread}, so none computes the answer."
 
 
 def _foreign_outputs(facts: _Facts) -> list[str]:

@@ -341,6 +341,24 @@ def test_an_output_of_torch_beside_a_kernel_is_no_triton_kernel():
     assert found.sentence == "o is not written by a Triton kernel of this file."
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        pytest.param({"right_without_launches": ("lse", "o")}, "lse and o come out right while no kernel runs",
+                     id="right-without-launches"),
+        pytest.param({"audit": audit_of(FORWARD, unread_inputs=("q", "k"))}, "No kernel of this file reads q and k",
+                     id="unread"),
+        pytest.param({"audit": audit_of(FORWARD, torch_ops=(TorchOp(op="bmm", count=1, size_bytes=1 << 20),))},
+                     "What the kernel is to do is done outside it: bmm.", id="torch"),
+    ],
+)  # fmt: skip
+def test_why_no_kernel_computes_the_answer_is_said(changes, sentence):
+    asked = dataclasses.replace(FORWARD, structure=dataclasses.replace(FORWARD.structure, forbidden_ops=("bmm",)))
+    found = judge(asked, dataclasses.replace(examination_of(asked), **changes)).diagnosis
+    assert found.label == "no-triton-kernel"
+    assert found.sentence.startswith(sentence)
+
+
 # -- the bank ----------------------------------------------------------------------------------------------------------
 
 TAIL = ["tail", "key-tail", "negative-tail", "one-tile", "causal-more-queries"]

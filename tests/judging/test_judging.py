@@ -21,7 +21,7 @@ from judging_facts import (
 )
 
 from grader.assignment import Tolerance
-from grader.judging import grade_json, judge, speed_fraction
+from grader.judging import grade_json, judge, not_counted, speed_fraction
 from grader.measurement import (
     Device,
     Evidence,
@@ -437,6 +437,61 @@ def test_a_broken_rule_refuses_the_file_and_keeps_its_numbers(changes):
     assert grade.verdict is Verdict.REFUSED
     assert (grade.numerics.verdict, grade.structure.verdict) == (AxisVerdict.PASS, AxisVerdict.FAIL)
     assert grade.score.points == 0.0
+
+
+def asking(**changes):
+    return dataclasses.replace(ASSIGNMENT, structure=dataclasses.replace(ASSIGNMENT.structure, **changes))
+
+
+COMPUTED = TorchOp(op="aten.bmm.default", count=1, size_bytes=1 << 20)
+NOT_ITS_KERNELS = [
+    pytest.param({"right_without_launches": ("o",)}, id="right-without-launches"),
+    pytest.param({"audit": audit_of(ASSIGNMENT, unread_inputs=("q",))}, id="an-input-that-no-kernel-reads"),
+    pytest.param({"audit": audit_of(ASSIGNMENT, torch_ops=(COMPUTED,))}, id="torch-does-the-work"),
+]
+
+
+@pytest.mark.parametrize("changes", NOT_ITS_KERNELS)
+def test_a_right_answer_that_no_kernel_computes_is_refused(changes):
+    grade = judge(asking(forbidden_ops=("bmm",)), dataclasses.replace(EXAMINATION, **changes))
+    assert grade.verdict is Verdict.REFUSED
+    assert grade.score.points == 0.0
+
+
+@pytest.mark.parametrize("changes", NOT_ITS_KERNELS)
+def test_of_a_wrong_answer_that_says_nothing(changes):
+    examination = dataclasses.replace(EXAMINATION, **changes)
+    grade = judge(asking(forbidden_ops=("bmm",)), with_probe(examination, wrong("random", ASSIGNMENT)))
+    assert grade.verdict is Verdict.WRONG
+    assert grade.structure.refusals == ()
+
+
+def test_an_assignment_may_have_inputs_that_need_not_be_read():
+    examination = dataclasses.replace(EXAMINATION, audit=audit_of(ASSIGNMENT, unread_inputs=("q",)))
+    assert judge(asking(unread_inputs=("q",)), examination).verdict is Verdict.FULL
+
+
+def test_what_a_probe_alone_called_counts_as_much_as_what_the_audit_saw():
+    run = EXAMINATION.probes[-1]
+    for changes, verdict in (
+        (
+            {"library_calls": (TorchOp(op="_scaled_dot_product_cudnn_attention", count=1, size_bytes=0),)},
+            Verdict.REFUSED,
+        ),
+        ({"torch_ops": (COMPUTED,)}, Verdict.PARTIAL),
+        ({"torch_ops": (dataclasses.replace(COMPUTED, size_bytes=8),)}, Verdict.FULL),
+    ):
+        probes = (*EXAMINATION.probes[:-1], dataclasses.replace(run, **changes))
+        examination = dataclasses.replace(EXAMINATION, probes=probes)
+        assert judge(asking(forbidden_ops=()), examination).verdict is verdict
+
+
+def test_what_a_person_does_not_count_keeps_its_verdicts_and_loses_every_point():
+    grade = not_counted(judge(ASSIGNMENT, EXAMINATION), "It hands out stored answers.")
+    assert (grade.verdict, grade.score.points) == (Verdict.REFUSED, 0.0)
+    assert {axis.points for axis in grade.axes.values()} == {0.0}
+    assert grade.numerics.verdict is AxisVerdict.PASS
+    assert "It hands out stored answers." in grade.diagnosis.sentence
 
 
 def test_gradients_may_come_from_torch():
