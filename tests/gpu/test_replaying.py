@@ -332,3 +332,38 @@ def test_two_allocations_that_touch_are_two_buffers(gpu):
     found = record.parse(record.dump(recorder.record({"a": first[8:], "b": second})))
     assert (found.outputs["a"].buffer, found.outputs["a"].offset) == (1, 32)
     assert (found.outputs["b"].buffer, found.outputs["b"].offset) == (2, 0)
+
+
+def test_launches_of_a_triton_that_we_do_not_know_are_not_noted_by_halves(monkeypatch):
+    """No launch in a record would look like a file whose kernels do nothing."""
+    monkeypatch.setattr(replaying, "CompiledKernel", type("CompiledKernel", (), {}))
+    recorder = Recorder([torch.zeros(4)], replaying.watch_launches())
+    with pytest.raises(RuntimeError, match="cannot be noted"), recorder.phase("forward"):
+        pass
+
+
+def test_every_launch_passes_by_whoever_listens(monkeypatch):
+    """The very classes of Triton's that are watched, with a launcher that does nothing."""
+    launched, noted = [], []
+
+    class Compiled:
+        def _init_handles(self):
+            self.function = 77
+
+    class Launcher:
+        def __call__(self, *arguments):
+            launched.append(arguments)
+
+    monkeypatch.setattr(replaying, "CompiledKernel", Compiled)
+    monkeypatch.setattr(replaying, "CudaLauncher", Launcher)
+    listen = replaying.watch_launches()
+    kernel = Compiled()
+    kernel._init_handles()
+    launch = (3, 2, 1, "stream", 77, "metadata", "launch metadata", None, None, "x", 5)
+    Launcher()(*launch)
+    listen(lambda *seen: noted.append(seen))
+    Launcher()(*launch)
+    listen(None)
+    Launcher()(*launch)
+    assert launched == [launch] * 3
+    assert noted == [(kernel, (3, 2, 1), ("x", 5))]

@@ -51,6 +51,12 @@ def watch_launches() -> Callable[[Note | None], None]:
     """
     listener: list[Note | None] = [None]
     kernels: dict[int, Any] = {}
+    if not hasattr(CompiledKernel, "_init_handles"):  # a Triton that we were not written for
+
+        def refuse(_note: Note | None) -> None:
+            raise RuntimeError("launches of this version of Triton cannot be noted")
+
+        return refuse
     init_handles, launch = CompiledKernel._init_handles, CudaLauncher.__call__
 
     def init(self: Any) -> None:
