@@ -13,6 +13,7 @@ from torch import Tensor
 
 import reference
 from grader.assignment import Tolerance, load_assignment
+from reference.kernels import attention
 from reference.kernels.attention import FlashAttention, flash_attention_forward
 from reference.kernels.layer_norm import fused_bias_dropout_layernorm
 from reference.kernels.softmax import online_softmax
@@ -139,6 +140,38 @@ def test_attention_gradients_agree_with_automatic_differentiation(axes, fill, dt
     assert_within(got, operation, inputs, options, "flash-attention")
 
 
+@pytest.mark.parametrize("causal", [pytest.param(False, id="full"), pytest.param(True, id="causal")])
+@pytest.mark.parametrize("d", [64, 128])
+def test_attention_is_right_with_the_tiles_of_the_tables(monkeypatch, d, causal):
+    """On a CPU the tables are not asked, so their entries are put in place of what is used there."""
+    names = ("BLOCK_Q", "BLOCK_K", "num_warps", "num_stages", "SPECIALIZED")
+    monkeypatch.setattr(
+        attention,
+        "tuned",
+        lambda table, q, is_causal, _: dict(zip(names, table[9, q.shape[2], is_causal], strict=True)),
+    )
+    operation, options = reference.load("attention.training"), {"is_causal": causal}
+    axes = {"batch": 2, "queries": 200, "keys": 170, "head_dim": d}
+    inputs = operation.make_inputs(axes, "normal", torch.bfloat16, options, torch.Generator().manual_seed(d))
+    leaves = [inputs[name].detach().requires_grad_() for name in "qkv"]
+    o = FlashAttention.apply(*leaves, causal)
+    got = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(o, leaves, inputs["do"]), strict=True))
+    assert_within({"o": o.detach(), **got}, operation, inputs, options, "flash-attention")
+
+
+def test_attention_reads_what_no_descriptor_can_point_at():
+    """Rows that start two bytes off: a tensor descriptor wants steps of 16 bytes."""
+    operation, options = reference.load("attention.forward"), {"is_causal": True}
+    axes = {"batch": 2, "queries": 40, "keys": 40, "head_dim": 32}
+    made = operation.make_inputs(axes, "normal", torch.float16, options, torch.Generator().manual_seed(1))
+    off = {name: torch.empty(value.numel() + 1, dtype=value.dtype)[1:].view_as(value) for name, value in made.items()}
+    for name, value in made.items():
+        off[name].copy_(value)
+        assert off[name].data_ptr() % 16 == 2
+    o, lse = flash_attention_forward(off["q"], off["k"], off["v"], True)
+    assert_within({"o": o, "lse": lse}, operation, off, options, "flash-attention-forward")
+
+
 def test_attention_keeps_nothing_of_the_size_of_the_scores():
     q, k, v = (torch.randn(2, 48, 16, requires_grad=True) for _ in range(3))
     saved: list[tuple[int, ...]] = []
@@ -156,8 +189,8 @@ def test_attention_gradients_have_the_same_bits_every_time():
 @prove
 @given(
     rows=st.integers(1, 6),
-    # beyond 4096 columns there is more than one tile
-    cols=st.one_of(st.integers(1, 600), st.sampled_from([4096, 4097, 5000])),
+    # beyond 8192 columns there is more than one tile
+    cols=st.one_of(st.integers(1, 600), st.sampled_from([8192, 8193, 17000])),
     fill=st.sampled_from(reference.load("softmax.online").fills),
     dtype=DTYPES,
     layout=LAYOUTS,
