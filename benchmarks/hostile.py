@@ -236,8 +236,11 @@ def table(found: Found) -> str:
         "“Points” are those of the measured grade; of a held one nothing counts until a person has decided. Where an "
         "attack changes no output, an honest file would get as many.",
         "",
-        "| file | what it tries | outcome | points | undeserved | on the GPU | what stops it |",
-        "|---|---|---|---|---|---|---|",
+        "`python benchmarks/gpu.py --only exploits` runs the same files on a GPU"
+        + ("." if on_gpu else ": not done yet."),
+        "",
+        f"| file | what it tries | outcome | points | undeserved | {'on the GPU | ' if on_gpu else ''}what stops it |",
+        "|---|---|---|---|---|---|" + ("---|" if on_gpu else ""),
     ]
     seen: set[str] = set()
     for row in found.rows:
@@ -246,7 +249,7 @@ def table(found: Found) -> str:
         seen.add(row.case.name)
         lines.append(
             f"| {row.case.name} | {row.case.tries} | {row.verdict} | {row.points:g} | {row.undeserved:g} | "
-            f"{_gpu_cell(on_gpu.get(row.case.name))} | {row.case.by} |"
+            f"{_gpu_cell(on_gpu.get(row.case.name)) + ' | ' if on_gpu else ''}{row.case.by} |"
         )
     lines += ["", "Programs in the candidate's place (`tests/sandbox/test_hostile_programs.py` runs each):", ""]
     lines += ["| program | what it tries | how it ends | what stops it |", "|---|---|---|---|"]
