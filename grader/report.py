@@ -300,7 +300,7 @@ def _memory(assignment: Assignment, examination: Examination, axis: MemoryGrade)
     if measured:
         capacity = examination.gpu.memory_bytes if examination.gpu is not None else None
         sentences += _capacity_sentences(measured, capacity)
-        blocks = [_memory_chart(assignment, points, axis.failed_at, capacity), _memory_table(points, axis.failed_at)]
+        blocks = [_memory_chart(assignment, points, axis, capacity), _memory_table(points, axis.failed_at)]
     grows = f"grows like T^{axis.exponent:.2f}" if axis.exponent is not None else ""
     if axis.failed_at is not None:
         grows = listed([one for one in (grows, f"T = {axis.failed_at:,} does not fit") if one])
@@ -368,22 +368,26 @@ def _about(size: float) -> str:
 
 
 def _memory_chart(
-    assignment: Assignment, points: Sequence[MemoryPoint], failed_at: int | None, capacity: int | None
+    assignment: Assignment, points: Sequence[MemoryPoint], axis: MemoryGrade, capacity: int | None
 ) -> LineChart:
     measured = [point for point in points if point.failure is None]
-    axis = assignment.memory.axis if assignment.memory else "T"
     backward = [(p.size, p.backward_peak_bytes) for p in measured if p.backward_peak_bytes is not None]
     own: list[tuple[float, float]] = [(p.size, p.peak_bytes) for p in measured]
     naive: list[tuple[float, float]] = [(p.size, p.naive_bytes) for p in points]
     curves: list[tuple[str, Whose, Sequence[tuple[float, float]], bool]] = [
-        ("yours", Whose.OWN, own, True),
-        ("yours with backward", Whose.OWN_BACKWARD, backward, True),
-        ("naive", Whose.NAIVE, naive, True),
-        ("reference", Whose.REFERENCE, [(p.size, p.reference_bytes) for p in points], True),
+        (_like("yours", axis.forward_exponent), Whose.OWN, own, True),
+        (_like("yours with backward", axis.backward_exponent), Whose.OWN_BACKWARD, backward, True),
+        (_like("naive", axis.naive_exponent), Whose.NAIVE, naive, True),
+        (
+            _like("reference", axis.reference_exponent),
+            Whose.REFERENCE,
+            [(p.size, p.reference_bytes) for p in points],
+            True,
+        ),
     ]
-    if failed_at is not None:
-        need = predict([p.size for p in measured], [max(1, p.peak_bytes) for p in measured], failed_at)
-        curves.append(("yours, as it would grow", Whose.OWN, [own[-1], (failed_at, need or 0)], False))
+    if axis.failed_at is not None:
+        need = predict([p.size for p in measured], [max(1, p.peak_bytes) for p in measured], axis.failed_at)
+        curves.append(("yours, as it would grow", Whose.OWN, [own[-1], (axis.failed_at, need or 0)], False))
     if capacity is not None:
         full_at = reach([x for x, _ in naive], [y for _, y in naive], capacity)
         if full_at is not None and full_at > naive[-1][0]:
@@ -394,12 +398,16 @@ def _memory_chart(
     ]
     return LineChart(
         title="Memory against sequence length",
-        x_label=axis,
+        x_label=assignment.memory.axis if assignment.memory else "T",
         y_label="peak above the inputs",
         y_unit="bytes",
         series=tuple(series for series in shown if series.points),
         levels=(Level(name="this GPU's memory", value=float(capacity)),) if capacity else (),
     )
+
+
+def _like(name: str, exponent: float | None) -> str:
+    return name if exponent is None else f"{name}, like T^{exponent:.2f}"
 
 
 def _positive(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

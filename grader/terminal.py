@@ -143,7 +143,18 @@ def line_plot(chart: LineChart) -> list[str]:
     lines.append(f"{'':>{width}} └{'─' * PLOT_COLUMNS}")
     lines.append(f"{'':>{width}}  {least}{chart.x_label:^{PLOT_COLUMNS - len(least) - len(most)}}{most}")
     named = [f"{_MARKS[series.whose]} {series.name}" for series, _ in curves if series.measured]
-    return [*lines, f"{'':>{width}}  {'  '.join([*named, *_held(chart.levels, chart.y_unit)])}"]
+    return [*lines, *(f"{'':>{width}}  {line}" for line in _in_lines([*named, *_held(chart.levels, chart.y_unit)]))]
+
+
+def _in_lines(items: Sequence[str]) -> list[str]:
+    """The items beside each other, in as many lines as a plot's width asks for."""
+    lines = [items[0]] if items else []
+    for item in items[1:]:
+        if len(lines[-1]) + 2 + len(item) <= PLOT_COLUMNS:
+            lines[-1] += f"  {item}"
+        else:
+            lines.append(item)
+    return lines
 
 
 class _Canvas:

@@ -149,9 +149,13 @@ def test_memory_is_told_with_sizes_units_and_the_limit():
         "At most T^1.3 passes."
     )
     chart = block_of(found, "memory", LineChart)
-    assert [series.name for series in chart.series] == ["yours", "naive", "reference"]
+    assert [series.name for series in chart.series] == [
+        "yours, like T^2.00",
+        "naive, like T^2.00",
+        "reference, like T^1.00",
+    ]
     assert chart.series[1] == Series(
-        name="naive", whose=Whose.NAIVE, points=((96.0, 73728.0), (192.0, 294912.0), (384.0, 1179648.0))
+        name="naive, like T^2.00", whose=Whose.NAIVE, points=((96.0, 73728.0), (192.0, 294912.0), (384.0, 1179648.0))
     )
 
 
@@ -578,6 +582,18 @@ def test_a_level_is_drawn_across_and_named_with_its_value():
     lines = line_plot(LineChart(title="", x_label="T", y_label="", y_unit="bytes", series=(yours,), levels=(full,)))
     assert lines[0].endswith("┄" * 48)
     assert lines[-1].endswith("┄ all of it 64 KiB")
+
+
+def test_a_key_that_is_long_takes_more_lines_and_loses_nothing():
+    assignment = assignment_of("flash-attention")
+    shown = printed(report_of(assignment), width=70)
+    for name in (
+        "yours, like T^1.00",
+        "yours with backward, like T^1.00",
+        "naive, like T^2.00",
+        "reference, like T^1.00",
+    ):
+        assert name in shown
 
 
 NOTHING = Series(name="yours", whose=Whose.OWN, points=((64, 0),))

@@ -98,7 +98,7 @@ def test_a_page_waits_for_no_drawing_and_says_the_same_in_words(
     html = sqlite_campus.client("ada").get(f"/submissions/{submission_id}").text
     assert 'class="drawing"' not in html
     assert html.count("This chart is still being drawn") == html.count("<figure") == 3
-    assert "In words: peak above the inputs against T. yours:" in html
+    assert "In words: peak above the inputs against T. yours, like T^1.00:" in html
     may_go_on.set()
     assert whole(sqlite_campus, "ada", submission_id).count('class="drawing"') == 3
 
