@@ -110,7 +110,6 @@ class Rivals:
     def __init__(self, gpu: Gpu, sandboxes: Sandboxes) -> None:
         self._gpu, self._sandboxes = gpu, sandboxes
         self._running: dict[tuple[str, str], Rival] = {}
-        self._latest = ""  # the operation whose windows were timed last
 
     def of(self, assignment: Assignment, operation: Operation, timed: timed_operations.Timed) -> list[Rival]:
         """Both rivals of an operation, loaded; started when they are not there yet.
@@ -118,10 +117,6 @@ class Rivals:
         Those of other operations give back the memory of their windows: all of them together do not fit beside a
         student's.
         """
-        for (owner, _), rival in self._running.items():
-            if owner != operation.name and self._latest == owner:
-                rival.rest()
-        self._latest = operation.name
         for (name, _), rival in self._running.items():
             if name != operation.name:
                 rival.trim()

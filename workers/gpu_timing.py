@@ -330,13 +330,6 @@ class Rival:
         self._gpu.settle()
         return {name: plan[3] for name, plan in plans.items()}
 
-    def rest(self) -> None:
-        """Have it give back the memory of its windows, and freeze it. The next race maps what it takes anew."""
-        self.close()
-        self._ask({"op": "release"})
-        self._ask({"op": "trim", "drop": True})
-        self.interview.sandbox.freeze()
-
     def trim(self) -> None:
         """Have it give back the device memory that it does not need to go on living."""
         if self._field is None:
