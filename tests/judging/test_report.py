@@ -533,6 +533,26 @@ def test_strangers_text_stands_in_hostile_cells():
 # -- a terminal --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("for_staff", [False, True], ids=["student", "staff"])
+def test_a_terminal_says_all_that_the_page_says(for_staff):
+    found = report_of(
+        ASSIGNMENT,
+        wrong("tail", ASSIGNMENT),
+        **ON_GPU,
+        stages=(Stage(name="numerics", seconds=1.25),),
+        stdout="hello",
+        output_bytes=5,
+        for_staff=for_staff,
+    )
+    shown = " ".join(printed(found, width=1000).split())
+    for section in found.sections:
+        cells = [cell for block in section.blocks if isinstance(block, Table) for row in block.rows for cell in row]
+        words = [section.title, section.points, section.measured, section.asked, *section.sentences]
+        words += [block.title for block in section.blocks]
+        for text in [*words, *(cell.plain if isinstance(cell, Hostile) else cell for cell in cells)]:
+            assert " ".join(text.split()) in shown
+
+
 @pytest.mark.parametrize("slug", ["flash-attention-forward", "flash-attention", "online-softmax"])
 @pytest.mark.parametrize("width", [60, 100, 200])
 def test_a_report_prints_at_any_width(slug, width):
