@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -108,7 +107,7 @@ def _grade_on_gpu(
         card = health.choose(0, nvml.visible_devices())
     except nvml.NvmlError as exc:
         raise UserError(f"No GPU can be used: {exc}. Leave --device out to grade in Triton's interpreter.") from None
-    os.environ["CUDA_VISIBLE_DEVICES"] = card.uuid  # before torch looks
+    nvml.show_only(card)
     import torch
 
     if not torch.cuda.is_available():

@@ -461,11 +461,17 @@ class Outcome:
     note: str  # what is missing that work is done without
 
 
-def in_a_process(*flags: str, limit_s: float = 180.0) -> Outcome:
+def in_a_process(*flags: str, environ: Mapping[str, str] | None = None, limit_s: float = 180.0) -> Outcome:
     """Run `python -m workers check` with these flags: a driver that hangs or crashes takes that process with it."""
     command = [sys.executable, "-m", "workers", "check", *flags]
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     ) as process:
         try:
             said, complained = process.communicate(timeout=limit_s)

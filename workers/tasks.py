@@ -53,7 +53,7 @@ T = TypeVar("T")
 PROGRESS_EVERY_S = 0.25
 MAX_REST_S = 60.0  # of a worker that fails again and again
 EXIT_GRACE_S = 5.0
-CLOSE_GRACE_S = 20.0
+CLOSE_GRACE_S = 60.0
 EXIT_HANGS = 4  # exit status: what was open could not be closed
 READY_WITHIN_S = 120.0  # a candidate, on a busy host
 FIRST_RECHECK_S = 5.0
@@ -476,9 +476,9 @@ def main(argv: list[str] | None = None) -> int:
     environ_before = dict(os.environ)  # what follows narrows what CUDA sees
     for what in sweep_leftovers():
         log.info("cleared away: %s", what)
-    note = _await_fit_host(settings)
+    note = _await_fit_host(settings, environ_before)
     try:
-        host = _Host(settings)
+        host = _Host(settings, environ_before)
     except Exception as exc:
         # whatever a GPU, its driver or a sandbox raises: nothing can be graded, and a new process may do better
         log.exception("the worker cannot start")
@@ -506,8 +506,10 @@ def main(argv: list[str] | None = None) -> int:
 class _Host:
     """A host that passed its check, with everything warm that grading needs. Closes what it opened when it fails."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+        """`environ`: as it was at the start, which showed all of this host's GPUs."""
         self.settings, self.note, self.lanes = settings, "", 1
+        self._environ = environ
         self._stack = contextlib.ExitStack()
         self._trouble: Callable[[], str] = lambda: ""
         self.examine: Examine
@@ -522,7 +524,7 @@ class _Host:
 
     def check_again(self) -> str:
         """Why this host may grade no more; empty when it may."""
-        return self._trouble() or _check(self.settings, in_use=True).why_not
+        return self._trouble() or _check(self.settings, self._environ, in_use=True).why_not
 
     def close(self) -> None:
         """End everything; a GPU that hangs is left alone after a while, and the process ends instead."""
@@ -546,7 +548,7 @@ class _Host:
         from workers.devices import nvml
 
         card = health.choose(self.settings.slot or 0, nvml.visible_devices())
-        os.environ["CUDA_VISIBLE_DEVICES"] = card.uuid  # before torch looks: to it and to every candidate there is one
+        nvml.show_only(card)
         from workers.gpu_examination import WarmGpu
 
         examiner = WarmGpu()
@@ -556,12 +558,13 @@ class _Host:
         watched = health.Watched(
             examiner, read=lambda: nvml.read(card), xids=xids.heard, still_works=health.use_context
         )
-        self.lanes, self.examine, self._trouble = examiner.lanes, watched, watched.trouble
+        self.lanes, self.examine, self._trouble = examiner.lanes, watched, watched.trouble_after_fault
         self.settings = dataclasses.replace(self.settings, device=devices.on_gpu(card.name))
         self.note = f"{card.name}, {card.uuid}."
         assignment = _cheapest(self.settings)
         if assignment is not None:
-            health.demand_right(assignment, examiner.warm_up(assignment))
+            trouble = health.reference_trouble(assignment, examiner.warm_up(assignment))
+            self.note += f"\n{trouble}" if trouble else ""
             if examiner.compiled_late:
                 self.note += (
                     f" Compiled ahead and again on the GPU: {', '.join(examiner.compiled_late)}. Gradings are slower"
@@ -579,16 +582,16 @@ def _cheapest(settings: Settings) -> Assignment | None:
     return min(found, key=lambda one: len(one.cases), default=None)
 
 
-def _check(settings: Settings, *, in_use: bool = False) -> selfcheck.Outcome:
-    return selfcheck.in_a_process(*check_flags(settings), *(["--in-use"] if in_use else []))
+def _check(settings: Settings, environ: Mapping[str, str], *, in_use: bool = False) -> selfcheck.Outcome:
+    return selfcheck.in_a_process(*check_flags(settings), *(["--in-use"] if in_use else []), environ=environ)
 
 
-def _await_fit_host(settings: Settings) -> str:
+def _await_fit_host(settings: Settings, environ: Mapping[str, str]) -> str:
     """Check this host until it may grade, in quarantine meanwhile. Returns what it lacks all the same, for staff."""
     wait_s = FIRST_RECHECK_S
     while True:
         _report_myself(settings, WorkerStatus.STARTING, "Checking this host.")
-        outcome = _check(settings)
+        outcome = _check(settings, environ)
         if not outcome.why_not:
             return outcome.note
         log.error("quarantined: %s", outcome.why_not)

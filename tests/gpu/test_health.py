@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,16 @@ from nvml_fakes import FakeCard, FakeNvml, NVMLError
 from grader import devices
 from grader.assignment import load_assignment
 from grader.errors import UserError
-from grader.measurement import Ceilings, Device, Examination, Failure, FailureKind, Isolation, ProbeFailed
+from grader.measurement import (
+    Ceilings,
+    Device,
+    Examination,
+    Failure,
+    FailureKind,
+    Isolation,
+    ProbeFailed,
+    ProbeMeasured,
+)
 from workers import ceilings, health, selfcheck
 from workers.devices import nvml
 
@@ -130,6 +141,25 @@ def test_the_records_are_whole():
 # -- one GPU among several ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("n_cards", [1, 3])
+def test_a_process_sees_its_own_gpu_alone(library, monkeypatch, n_cards):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    library.cards = [FakeCard(uuid=f"GPU-{letter}") for letter in "abc"[:n_cards]]
+    nvml.show_only(health.choose(n_cards - 1))
+    # one alone needs no hiding
+    assert nvml.visible_devices() == (None if n_cards == 1 else "GPU-c")
+    assert [one.uuid for one in nvml.cards(nvml.visible_devices())] == [library.cards[-1].uuid]
+
+
+def test_clocks_that_were_low_at_first_are_tried_again(library, monkeypatch):
+    rates = [2e12, 4.2e12]
+    monkeypatch.setattr(health, "use_context", lambda: None)
+    monkeypatch.setattr(ceilings, "measure", lambda: dataclasses.replace(FULL_SPEED, copy_bytes_per_s=rates.pop(0)))
+    monkeypatch.setitem(sys.modules, "workers.devices.cuda", types.SimpleNamespace(gpu_lock=contextlib.nullcontext))
+    assert failed(health.check_gpu(0, visible=None, in_use=False)) == set()
+    assert rates == []
+
+
 @pytest.mark.parametrize(
     ("visible", "uuids"),
     [
@@ -242,10 +272,6 @@ def report_79(_card, state):
     state["xids"].append(79)
 
 
-def break_context(_card, state):
-    state["works"] = False
-
-
 @pytest.mark.parametrize(
     ("happens", "said"),
     [
@@ -254,7 +280,6 @@ def break_context(_card, state):
         pytest.param(remap, "remapped rows went from 0 to 1", id="row"),
         pytest.param(run_out_of_rows, "no spare rows", id="no-rows-left"),
         pytest.param(report_79, "Xid 79", id="xid"),
-        pytest.param(break_context, "own context is broken", id="context"),
     ],
 )
 def test_what_was_measured_on_a_sick_gpu_is_not_recorded(watched, card, happens, said):
@@ -264,6 +289,15 @@ def test_what_was_measured_on_a_sick_gpu_is_not_recorded(watched, card, happens,
     with pytest.raises(health.SickGpuError, match=said):
         examine()
     card.lost = False
+
+
+def test_a_context_that_broke_is_seen_after_the_fault_and_not_while_others_are_timed(watched):
+    examine, state = watched
+    state["works"] = False
+    assert examine() == "measurements"
+    assert "own context is broken: CUDA error" in examine.trouble_after_fault()
+    state["works"] = True
+    assert examine.trouble_after_fault() == ""
 
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45])
@@ -305,16 +339,16 @@ def examined(**changes):
     return dataclasses.replace(found, **changes)
 
 
-def test_a_gpu_on_which_our_own_kernel_fails_takes_no_work():
+def test_a_reference_kernel_that_fails_here_is_told_to_staff():
     assignment = load_assignment(ASSIGNMENTS / "online-softmax")
     required = next(case.name for case in assignment.cases if case.required)
     failure = Failure(kind=FailureKind.RAISES, message="CUDA error: no kernel image")
-    with pytest.raises(health.SickGpuError, match=required):
-        health.demand_right(assignment, examined(probes=(ProbeFailed(name=required, failure=failure),)))
-    with pytest.raises(health.SickGpuError, match="no kernel image"):
-        health.demand_right(assignment, examined(load_failure=failure))
-    with pytest.raises(health.SickGpuError, match="no probe ran"):
-        health.demand_right(assignment, examined())
+    failed_probe = ProbeFailed(name=required, failure=failure)
+    assert required in health.reference_trouble(assignment, examined(probes=(failed_probe,)))
+    assert "no kernel image" in health.reference_trouble(assignment, examined(load_failure=failure))
+    assert "no probe ran" in health.reference_trouble(assignment, examined())
+    passed = ProbeMeasured(name=required, outputs=(), largest_score=1.0)
+    assert health.reference_trouble(assignment, examined(probes=(passed,))) == ""
 
 
 # -- models -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ off its bus in the middle of the grading, and its candidate answers with a CUDA 
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "gpu")]
@@ -41,6 +43,7 @@ class PlayedGpu:
     compiled_late = ()
 
     def __call__(self, assignment: Assignment, source: bytes, progress: Progress) -> Examination:
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b", "it sees other GPUs than its own"
         progress("numerics", 0.5)
         broken = Failure(kind=FailureKind.RAISES, message="CUDA error: unspecified launch failure")
         probes: list[ProbeRun] = [
@@ -69,7 +72,10 @@ class PlayedGpu:
         pass
 
 
-def check(*_flags: str) -> selfcheck.Outcome:
+def check(*flags: str, environ: Mapping[str, str]) -> selfcheck.Outcome:
+    # it is told the number of the GPU, and counts from all of them
+    assert flags[flags.index("--gpu") + 1] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in environ
     sick = FOLDER / "sick"
     return selfcheck.Outcome(why_not=sick.read_text() if sick.exists() else "", note="")
 

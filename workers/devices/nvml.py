@@ -201,6 +201,12 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
+def show_only(card: Card) -> None:
+    """Hide all GPUs but one from this process, and from the candidates it will start. Before torch looks at them."""
+    if len(cards(visible_devices())) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = card.uuid
+
+
 def visible_devices() -> str | None:
     """What the operator, or a container, left visible."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
