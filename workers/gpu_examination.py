@@ -477,7 +477,7 @@ class _Course:
             if stopwatch is not None and right and len(self.numeric.answers) == len(self._assignment.cases_on("cuda")):
                 with self._timed("timing"):
                     self._race(stopwatch, student, others)
-            if self._record.looks_for_late:
+            if self._record.looks_for_late and interview.ending is None:
                 interview.ask({"op": "late"}, stage="timing")
                 self._record.compiled_late = claims.names(interview.answer(10.0), "names")
         except CandidateFailedError as exc:
