@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import signal
 import sys
@@ -221,6 +222,8 @@ def web() -> None:
 
     settings = _settings()
     log_to_stderr("web")
+    # one line for every request that waits a moment for a thread is no news, and a burst of them hides what is
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     app = make_app(settings)
     charts.warm_up()
     _exit_on_terminate()
