@@ -12,6 +12,7 @@ from grader.statistics import (
     last_exponent,
     predict,
     quantile,
+    reach,
     tied,
 )
 
@@ -131,3 +132,16 @@ def test_units_do_not_change_an_exponent(values, scale):
     sizes = [2**i for i in range(len(values))]
     assert last_exponent(sizes, values) == pytest.approx(last_exponent(sizes, [v * scale for v in values]), abs=1e-6)
     assert fit_exponent(sizes, values) == pytest.approx(fit_exponent(sizes, [v * scale for v in values]), abs=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
+def test_a_law_reaches_a_value_where_it_predicts_it(exponent):
+    sizes = [64, 128]
+    values = [10 * size**exponent for size in sizes]
+    at = reach(sizes, values, 1e9)
+    assert predict(sizes, values, at) == pytest.approx(1e9)
+
+
+@pytest.mark.parametrize("values", [[5.0], [5.0, 5.0], [5.0, 4.0], [0.0, 5.0]], ids=["one", "flat", "falling", "zero"])
+def test_what_does_not_grow_reaches_nothing(values):
+    assert reach([64, 128][: len(values)], values, 1e9) is None

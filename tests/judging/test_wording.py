@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grader.wording import Hostile, about, bytes_text, count, csv_table, listed, one_line, plain, points_text
+from grader.wording import Hostile, about, bytes_text, count, csv_table, listed, one_line, plain, points_text, rate_text
 
 
 @pytest.mark.parametrize(
@@ -114,3 +114,11 @@ def test_a_table_can_be_read_back(rows):
 def test_moments_and_nothing_have_cells_too():
     moment = datetime(2027, 2, 1, 12, tzinfo=UTC)
     assert csv_table(("a", "b"), [(moment, None)]) == "a,b\n2027-02-01T12:00:00+00:00,\n"
+
+
+@pytest.mark.parametrize(
+    ("per_s", "said"),
+    [(0.0, "0.00 B/s"), (999.4, "999 B/s"), (999.6, "1.00 kB/s"), (4.2487e12, "4.25 TB/s"), (7.7663e14, "777 TB/s")],
+)
+def test_a_rate_has_three_digits_and_a_decimal_prefix(per_s, said):
+    assert rate_text(per_s, "B/s") == said
