@@ -242,7 +242,8 @@ def examine_on_gpu(
         began = time.monotonic()
         fault = None
         if (broken := broken_probe(assignment, course.numeric.probes, is_sticky)) is not None:
-            fault = look_closer(on_gpu, broken, archives=archives, lock=gpu.lock)
+            with on_gpu.stage("second-look"):
+                fault = look_closer(on_gpu, broken, archives=archives, lock=gpu.lock)
         noted.seconds["second-look"] = time.monotonic() - began
         audited = audited_later.result() if audited_later is not None else Audited()
         audited = dataclasses.replace(audited, memory=course.memory)

@@ -28,6 +28,8 @@ _WITHIN = {
     "load": "speed",
     "timing": "speed",
     "plain-calls": "speed",
+    "replay": "speed",
+    "second-look": "numerics",
     "diagnosis": "report",
 }
 
