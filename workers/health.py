@@ -6,6 +6,7 @@ A broken GPU must never read as a student's fault. So it is looked at before a w
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import tomllib
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from grader.assignment import Assignment
 from grader.measurement import Ceilings, Examination, ProbeFailed, ProbeMeasured
 from workers.devices import nvml
 from workers.devices.nvml import Card, NvmlError, Reading
+from workers.isolation import FIRST_SLOT_UID, SLOTS
 from workers.selfcheck import Check
 
 MODELS = Path(__file__).with_name("devices") / "gpu_models.toml"
@@ -60,11 +62,15 @@ def check_gpu(index: int, *, visible: str | None, in_use: bool) -> list[Check]:
 
     Args:
         visible: what CUDA_VISIBLE_DEVICES was set to.
-        in_use: a worker of ours is on it, so whoever else is there cannot be told from it.
+        in_use: the worker that asks is on it, and in a container may not know its own processes by NVML's numbers.
     """
     try:
         card = choose(index, visible)
         reading = _calm_reading(card, in_use=in_use)
+        strangers = {pid: size for pid, size in reading.processes.items() if not _is_ours(pid)}
+        if len(strangers) < len(reading.processes):  # a worker grades here while somebody asks how the GPU is
+            reading = dataclasses.replace(reading, processes=strangers)
+            in_use = not strangers
     except NvmlError as exc:
         remedy = "Look whether `nvidia-smi` works here; a container needs what docker/README.md says of GPUs."
         return [_check("gpu", False, "asked NVML", str(exc), remedy)]
@@ -77,9 +83,23 @@ def check_gpu(index: int, *, visible: str | None, in_use: bool) -> list[Check]:
 def _calm_reading(card: Card, *, in_use: bool) -> Reading:
     """The GPU's counters, once the processes of a worker that was just killed are gone."""
     until = time.monotonic() + GONE_WITHIN_S
-    while (reading := nvml.read(card)).processes and not in_use and time.monotonic() < until:
+    while not in_use and time.monotonic() < until:
+        reading = nvml.read(card)
+        if all(_is_ours(pid) for pid in reading.processes):
+            return reading
         time.sleep(0.2)
-    return reading
+    return nvml.read(card)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process is a worker or a candidate of this host's."""
+    folder = Path("/proc", str(pid))
+    try:
+        if FIRST_SLOT_UID <= folder.stat().st_uid < FIRST_SLOT_UID + SLOTS:
+            return True
+        return b"workers.tasks" in (folder / "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _known_kernels(card: Card) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import subprocess
 import sys
 import time
 import types
@@ -212,6 +213,22 @@ def test_the_contexts_of_a_worker_that_was_killed_are_waited_for(library, card, 
     monkeypatch.setattr(health, "_known_kernels", lambda one: health.judge_rates(one, FULL_SPEED))
     assert failed(health.check_gpu(0, visible=None, in_use=False)) == set()
     assert len(pauses) == 3
+
+
+@pytest.mark.parametrize(
+    ("stranger", "wrong"),
+    [pytest.param({}, set(), id="alone"), pytest.param({4711: 1 << 30}, {"gpu processes"}, id="beside-a-stranger")],
+)
+def test_whoever_asks_beside_a_worker_that_grades_hears_of_strangers_alone(library, card, monkeypatch, stranger, wrong):
+    monkeypatch.setattr(health, "_known_kernels", lambda one: health.judge_rates(one, FULL_SPEED))
+    command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", "workers.tasks"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        card.processes, card.used = {worker.pid: 60 << 30, **stranger}, 61 << 30
+        checks = health.check_gpu(0, visible=None, in_use=False)
+        worker.kill()
+    assert failed(checks) == wrong
 
 
 def test_kernels_are_not_timed_on_a_card_that_is_not_well(library, card, monkeypatch):
