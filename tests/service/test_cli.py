@@ -135,6 +135,9 @@ def test_a_deadline_is_set_in_utc(tilegrade, course_of_ada):
     ("arguments", "said"),
     [
         pytest.param(("--device", "cuda"), "cuda, until 2030-01-02 03:04 UTC, 3 late days at 5 %", id="device"),
+        pytest.param(
+            ("--device", "cuda:H200"), "cuda:h200, until 2030-01-02 03:04 UTC, 3 late days at 5 %", id="model"
+        ),
         pytest.param(("--late-percent", "20"), "cpu, until 2030-01-02 03:04 UTC, 3 late days at 20 %", id="price"),
         pytest.param(("--late-days", "0"), "cpu, until 2030-01-02 03:04 UTC", id="no-late-days"),
         pytest.param(("--deadline", "none"), "cpu, the folder's deadline, 3 late days at 5 %", id="deadline-taken"),
@@ -146,6 +149,31 @@ def test_setting_an_assignment_again_changes_what_is_named_and_nothing_else(tile
     tilegrade("course", "assign", "gpu", "doubling", *first)
     tilegrade("course", "assign", "gpu", "doubling", *arguments)
     assert tilegrade("course", "list").splitlines()[-1] == f"    doubling: {said}"
+
+
+def test_what_is_no_device_is_refused(tilegrade, course_of_ada):
+    with pytest.raises(UserError, match="'gpu' is no device"):
+        tilegrade("course", "assign", "gpu", "doubling", "--device", "gpu")
+
+
+@pytest.mark.slow
+def test_the_host_is_tried_on_demand(tilegrade):
+    lines = tilegrade("worker", "check").splitlines()
+    assert lines[0].startswith("ok   namespaces: compared ")
+    assert any(line.startswith("ok   pool interpreter: ") for line in lines)
+    found = json.loads(tilegrade("worker", "check", "--json"))
+    assert found["ok"] is True
+    assert [one["name"] for one in found["checks"]] == [
+        line[5:].partition(":")[0] for line in lines if line[:5].strip()
+    ]
+
+
+def test_a_host_that_may_not_grade_says_what_to_do(tilegrade, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = tilegrade("worker", "check", status=1)
+    assert said.startswith("FAIL sandbox: ")
+    assert "\n     Grading needs bubblewrap 0.8 or newer: `apt-get install bubblewrap`." in said
+    assert json.loads(tilegrade("worker", "check", "--json", status=1))["ok"] is False
 
 
 def test_a_board_is_shown_frozen_listed_and_withdrawn(tilegrade, hand_in, environ, facts, assignment):
