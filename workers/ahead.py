@@ -113,8 +113,11 @@ def compile_ahead(
         with contextlib.suppress(SandboxUnavailable):
             interview = Interview(pool.take(timeout_s=max(0.1, deadline - time.monotonic())))
             heard = Gathered(assignment.target_gpu, target)
+            archive = b""
             try:
-                return _compile(interview, assignment, operation, source, next_group, deadline, heard)
+                # each holds the one before: what was compiled ahead of a call that never ends is not lost with it
+                for newest in _compile(interview, assignment, operation, source, next_group, deadline, heard):
+                    archive = newest
             except CandidateFailedError as exc:
                 heard.fail(exc.failure, interview.ending)
             except claims.ClaimError:
@@ -123,6 +126,7 @@ def compile_ahead(
                 heard.read_stderr(interview.end().stderr)
                 with taking:
                     everything.take(heard)
+            return archive
         return b""
 
     n_candidates = min(n_candidates, len(groups))
@@ -180,8 +184,8 @@ def _compile(
     next_group: Any,
     deadline: float,
     heard: Gathered,
-) -> bytes:
-    """Load the file, compile groups of calls until there are none, and take the archive."""
+) -> Iterator[bytes]:
+    """Load the file and compile groups of calls until there are none. Gives the whole archive after each of them."""
     target = TARGETS[assignment.target_gpu]
     interview.sandbox.arena[: len(source)] = source
     interview.ask(
@@ -198,11 +202,10 @@ def _compile(
     while time.monotonic() < deadline and (group := next_group()) is not None:
         for call in group:
             _one(interview, call, deadline, heard)
-    interview.ask({"op": "cache", "most_bytes": MOST_ARCHIVE_BYTES}, stage="compile")
-    length = claims.count(interview.answer(10.0), "length")
-    if not length or length > MOST_ARCHIVE_BYTES:
-        return b""
-    return bytes(interview.sandbox.arena[:length])
+        interview.ask({"op": "cache", "most_bytes": MOST_ARCHIVE_BYTES}, stage="compile")
+        length = claims.count(interview.answer(10.0), "length")
+        if 0 < length <= MOST_ARCHIVE_BYTES:
+            yield bytes(interview.sandbox.arena[:length])
 
 
 def _one(interview: Interview, call: Call, deadline: float, heard: Gathered) -> None:

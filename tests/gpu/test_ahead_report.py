@@ -26,9 +26,9 @@ pytestmark = pytest.mark.timeout(240)
 def compiled():
     with ahead_pool(Limits(), size=1) as pool:
 
-        def run(source, assignment=FEW):
+        def run(source, assignment=FEW, budget_s=100.0):
             operation = reference.load(assignment.operation)
-            return compile_ahead(assignment, operation, source, pool=pool, n_candidates=1, budget_s=100.0)
+            return compile_ahead(assignment, operation, source, pool=pool, n_candidates=1, budget_s=budget_s)
 
         yield run
 
@@ -54,3 +54,14 @@ def test_what_does_not_compile_at_a_timed_size_says_so(compiled):
     found = compiled((CORPUS / "compile-error-loop-type.py").read_bytes())
     assert found.report.failures
     assert "changes its type inside the loop" in found.report.failures[0].message
+
+
+def test_what_was_compiled_before_a_call_that_never_ends_is_kept(compiled):
+    honest = (CORPUS / "ok-raw-strides.py").read_text()
+    entry = "def flash_attention_forward(q, k, v, is_causal=False):\n"
+    assert entry in honest
+    found = compiled(
+        honest.replace(entry, f"{entry}    while q.shape[-1] == 128:\n        pass\n").encode(), budget_s=25.0
+    )
+    assert not found.report.finished
+    assert sum(map(len, found.archives)) > 10_000
