@@ -22,6 +22,7 @@ from workers.devices.gpu import TimedGpu
 from workers.gpu_timing import Rival, Size, Stopwatch, VoidError, WrongRowsError
 from workers.interview import CandidateFailedError, Interview
 from workers.record import Record, RecordError
+from workers.storages import is_copy, is_fill
 
 # Of the ratio to naive. Windows of one file by two processes lie within 1 % of each other; the rest is for kernels of
 # some ten microseconds, where the launches of the two processes take their time too.
@@ -114,7 +115,11 @@ def permitted(whole: Record, assignment: Assignment) -> tuple[Record, set[str]]:
     left_out: set[str] = set()
     for phase, operations in whole.operations.items():
         allowed = listed if phase == "backward" or not free_gradients else ()
-        strange = {one.base for one in operations if not allowed_op(one.base, allowed)}
+        strange = {
+            one.base
+            for one in operations
+            if not (allowed_op(one.base, allowed) or is_fill(one.base) or is_copy(one.base))
+        }
         left_out |= strange
         whole = whole.without(phase, strange)
     return whole, left_out

@@ -549,6 +549,16 @@ class SavedTensors:
         return {(item.low, item.high, item.shape): item for item in self.items}.values()
 
 
+def is_allocation(name: str) -> bool:
+    """Whether an operation makes memory and writes nothing to it."""
+    return name in _ALLOCATIONS
+
+
+def runs_nothing(func: Any) -> bool:
+    """Whether an operation is a view, or another that launches no kernel on a GPU."""
+    return _name(func) in _NO_KERNEL or _is_view(func)
+
+
 def is_fill(name: str) -> bool:
     """Whether an operation writes constants and reads nothing."""
     return name in _FILLS

@@ -62,6 +62,7 @@ def recorded(forward=(), backward=()):
     ("assignment", "forward", "backward", "left_out"),
     [
         pytest.param(FORWARD, ("zeros", "copy_", "_to_copy", "clone", "fill_"), (), set(), id="copies-and-fills"),
+        pytest.param(FORWARD, ("full_like", "new_zeros", "arange", "ones_like"), (), set(), id="other-fills"),
         pytest.param(FORWARD, ("zeros", "bmm", "_softmax"), (), {"bmm", "_softmax"}, id="computing"),
         pytest.param(TRAINING, (), ("mul", "sum", "bmm"), set(), id="gradients-may-be-torchs"),
         pytest.param(TRAINING, ("bmm", "exp"), ("bmm",), {"bmm", "exp"}, id="the-forward-may-not"),

@@ -33,8 +33,8 @@ from workers.record import (
     Record,
     View,
 )
+from workers.storages import is_allocation, runs_nothing
 
-_EMPTIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _INTEGER_BYTES = {
     "i1": 1, "i8": 1, "u1": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8,
 }  # fmt: skip
@@ -138,13 +138,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = [one for one in (made if isinstance(made, tuple | list) else [made]) if isinstance(one, torch.Tensor)]
         fresh = [self._own(one) for one in results]
         base, _, overload = func.__name__.partition(".")
-        is_view = not any(fresh) and _is_view(func)
+        is_view = not any(fresh) and runs_nothing(func)
         hosts = [one.numel() for one in (*args, *kwargs.values()) if _is_elsewhere(one)]
         if any(fresh) and max(hosts, default=1) > 1:
             # numbers that the host made are no work of a kernel's
             views = tuple(view for view in map(self._view, results) if view is not None)
             self._note(Operation(name="from_host.default", arguments=(), named={}, results=views))
-        elif base not in _EMPTIES and not is_view and any(one.device.type == _DEVICE for one in results):
+        elif not is_allocation(base) and not is_view and any(one.device.type == _DEVICE for one in results):
             self._note(
                 Operation(
                     name=f"{base}.{overload or 'default'}",
@@ -475,13 +475,6 @@ def _is_elsewhere(value: Any) -> bool:
 
 def _takes_device(function: Any) -> bool:
     return any(argument.name == "device" for argument in function._schema.arguments)
-
-
-def _is_view(function: Any) -> bool:
-    """Whether its result is the memory of an argument, unwritten."""
-    return function.__name__.startswith("_unsafe_view") or any(
-        result.alias_info is not None and not result.alias_info.is_write for result in function._schema.returns
-    )
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:
