@@ -313,6 +313,22 @@ def test_global_memory_that_a_kernel_asks_for_is_given_behind_its_arguments(gpu)
     assert profile == 0
 
 
+@pytest.mark.parametrize(
+    "upload",
+    [
+        pytest.param(lambda y, host: torch.ops.aten.add(y, host), id="into-a-result"),
+        pytest.param(lambda y, host: y.copy_(host), id="in-place"),
+    ],
+)
+def test_numbers_of_the_hosts_are_named_as_such(gpu, monkeypatch, upload):
+    """Here everything is on one device, so which tensors are the host's is played."""
+    host = torch.ones(4)
+    monkeypatch.setattr(replaying, "_is_elsewhere", lambda value: value is host)
+    found = recorded(Student(gpu), [torch.randn(4)], lambda x: {"y": upload(torch.zeros_like(x), host)})
+    assert [one.base for one in found.operations["forward"]] == ["zeros_like", "from_host"]
+    assert found.reasons == ()
+
+
 def test_nothing_is_noted_outside_of_a_phase(gpu):
     student = Student(gpu)
     recorder = Recorder([torch.randn(4)], student.listen)

@@ -140,11 +140,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         base, _, overload = func.__name__.partition(".")
         is_view = not any(fresh) and runs_nothing(func)
         hosts = [one.numel() for one in (*args, *kwargs.values()) if _is_elsewhere(one)]
-        if any(fresh) and max(hosts, default=1) > 1:
+        on_device = any(one.device.type == _DEVICE for one in results)
+        if on_device and max(hosts, default=1) > 1:
             # numbers that the host made are no work of a kernel's
             views = tuple(view for view in map(self._view, results) if view is not None)
             self._note(Operation(name="from_host.default", arguments=(), named={}, results=views))
-        elif not is_allocation(base) and not is_view and any(one.device.type == _DEVICE for one in results):
+        elif on_device and not is_allocation(base) and not is_view:
             self._note(
                 Operation(
                     name=f"{base}.{overload or 'default'}",
