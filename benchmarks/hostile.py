@@ -233,6 +233,7 @@ def table(found: Found) -> str:
         + ", ".join(f"{name} {verdict} {points:g}" for name, (verdict, points) in found.neighbours.items())
         + ".",
         "",
+        *(f"Not as written, {row.case.name}: {'; '.join(row.complaints)}.\n" for row in found.rows if row.complaints),
         "“Points” are those of the measured grade; of a held one nothing counts until a person has decided. Where an "
         "attack changes no output, an honest file would get as many.",
         "",
