@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,23 +17,47 @@ pytestmark = pytest.mark.browser
 SERIOUS = ("serious", "critical")
 # downloads, what only scripts ask for, and what a browser never draws
 NO_PAGES = {"static", "health", "submissions.events", "submissions.status", "submissions.report", "submissions.source"}
-NO_PAGES |= {"assignments.starter", "boards.export", "submissions.facts"}
+NO_PAGES |= {"assignments.starter", "boards.export", "submissions.facts", "submissions.report_file"}
 MOST_TABS = 200
+
+
+# colours and what scrolls differ between light and dark, narrow and wide; everything else is the same in all four
+WAYS = {(360, False): None, (1600, True): None, (360, True): ["color-contrast"], (1600, False): ["color-contrast"]}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_axe_finds_nothing_serious_on_any_page(pages: Pages, tour: Tour) -> None:
+@pytest.mark.parametrize("person", ["", "ada", "grace"])
+def test_axe_finds_nothing_serious_on_any_page(pages: Pages, tour: Tour, person: str) -> None:
     found: list[str] = []
-    for name in visit(pages, tour):
-        # a row of steps that breathes is half transparent at times, which no reader with that wish ever sees
-        for width, dark in ((360, False), (1600, True), (360, True), (1600, False)):
-            pages.appear(width=width, dark=dark)
-            axe = Axe(pages.driver)
-            axe.inject()
-            found += [f"{name}, {width} px, {'dark' if dark else 'light'}: {one}" for one in _serious(axe.run())]
-        pages.appear(width=1280)
+    for name in visit(pages, {person: tour[person]}):
+        found += [f"{name}, {one}" for one in _looked_at(pages)]
     assert found == []
+
+
+@pytest.mark.slow
+def test_axe_finds_nothing_serious_in_a_report_that_was_downloaded(
+    campus: Campus, pages: Pages, tmp_path: Path
+) -> None:
+    number = campus.graded("ada", stored("no-rescale-output"))
+    report = tmp_path / "report.html"
+    report.write_bytes(campus.client("ada").get(f"/submissions/{number}/report.html").data)
+    pages.driver.get(report.as_uri())
+    assert "Wrong result" in pages.text()
+    assert _looked_at(pages) == []
+
+
+def _looked_at(pages: Pages) -> list[str]:
+    """What is serious about the page that is open, in every way of looking at it."""
+    axe = Axe(pages.driver)
+    axe.inject()
+    found = []
+    for (width, dark), rules in WAYS.items():
+        pages.appear(width=width, dark=dark)
+        options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
+        found += [f"{width} px, {'dark' if dark else 'light'}: {one}" for one in _serious(axe.run(options=options))]
+    pages.appear(width=1280)
+    return found
 
 
 def _serious(results: dict[str, list[dict[str, Any]]]) -> list[str]:
@@ -59,7 +84,8 @@ def test_the_tour_visits_every_page_that_there_is(campus: Campus, tour: Tour) ->
 
 
 def test_axe_itself_finds_what_is_wrong(pages: Pages) -> None:
-    """Otherwise the test above could pass for lack of looking."""
+    """Otherwise the tests above could pass for lack of looking."""
+    pages.appear(width=1280)
     pages.open("/log-in")
     pages.driver.execute_script("document.querySelector('label[for=name]').remove()")
     pages.driver.execute_script("document.querySelector('h1').style.color = '#ddd'")
