@@ -98,7 +98,7 @@ def test_a_file_is_handed_in_and_waits(hand_in, environ):
         (("rejudge", "7"), "There is no submission 7"),
         (("run-again", "7"), "Submission 7"),
         (("grade", OK_FILE, "--assignment", "tripling"), "There is no assignment 'tripling'.*there are: doubling"),
-        (("grade", OK_FILE, "--assignment", "doubling", "--device", "cuda"), "finds no GPU here"),
+        (("grade", OK_FILE, "--assignment", "doubling", "--device", "cuda"), "No GPU can be used"),
         (("grade", OK_FILE, "--assignment", "doubling", "--replay"), "A replay needs a GPU"),
     ],
     ids=lambda value: " ".join(str(one) for one in value[:2]) if isinstance(value, tuple) else "",
