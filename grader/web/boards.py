@@ -58,7 +58,7 @@ def official(course_slug: str, slug: str) -> str:
     """Every frozen board, for the page itself names only the latest."""
     with house().database.read() as db:
         entry = assignment_or_404(db, course_slug, slug)
-        page = lists.cut(boards.frozen(db, entry.id), page=request.args.get("page", 1, int), per_page=10)
+        page = lists.cut(boards.frozen(db, entry.id), page=request.args.get("page", 1, int), per_page=8)
         return render_template(
             "official_boards.html", entry=entry, title=lists.title_of(house().catalog, slug), page=page
         )
