@@ -193,7 +193,10 @@ def worst_error(module: types.ModuleType, dtype: str, d: int, *, causal: bool) -
         q, do = (torch.randn(2, n_queries, d, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
         k, v = (torch.randn(2, n_keys, d, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
         got = _gradients(lambda *leaves: module.FlashAttention.apply(*leaves, causal), (q, k, v), do)
-        plain = functools.partial(_plain_attention, causal=causal)
+
+        def plain(*leaves: torch.Tensor) -> torch.Tensor:
+            return plain_attention(*leaves, causal=causal)[0]
+
         want = _gradients(plain, (q.double(), k.double(), v.double()), do.double())
         base = _gradients(plain, (q, k, v), do)
         for one, right, torchs in zip(got, want, base, strict=True):
@@ -211,12 +214,15 @@ def _gradients(
     return [o.detach(), *torch.autograd.grad(o, leaves, do)]
 
 
-def _plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+def plain_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """o and lse by one torch operation after another, in the dtype of the inputs."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~seen, -math.inf)
-    return torch.softmax(scores, dim=-1) @ v
+    return torch.softmax(scores, dim=-1) @ v, torch.logsumexp(scores, dim=-1)
 
 
 def torch_attention(backend: str, inputs: Sequence[torch.Tensor], *, causal: bool) -> tuple[float, float]:
