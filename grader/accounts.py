@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
 from datetime import datetime, timedelta
 from functools import cache
 
 import argon2
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from grader.errors import UserError
@@ -55,6 +56,11 @@ def set_password(session: Session, user: User, password: str, *, actor_id: int |
     audit(session, actor_id=actor_id, action="set-password", detail=f"user {user.name}", now=now)
 
 
+def end_sessions(session: Session, user_id: int) -> None:
+    """Make every cookie of that person worthless, copies too: a session is a signed cookie, and there is no list."""
+    session.execute(update(User).where(User.id == user_id).values(session_epoch=User.session_epoch + 1))
+
+
 def find_user(session: Session, name: str) -> User | None:
     return session.scalars(select(User).where(User.name == normal_name(name))).one_or_none()
 
@@ -79,7 +85,7 @@ def log_in(
     Raises:
         UserError: too many failures of late; nothing was checked.
     """
-    name, address = normal_name(name)[:64], address[:64]
+    name, address = normal_name(name)[:64], _network(address)
     since = now - timedelta(seconds=settings.login_window_s)
     recent = select(func.count()).where(LoginFailure.address == address, LoginFailure.at > since)
     by_name = session.scalar(recent.where(LoginFailure.name == name)) or 0
@@ -114,6 +120,17 @@ def audit(
 ) -> None:
     """Write down who did what. `actor_id` None means a command on the server, or the service itself."""
     session.add(AuditEvent(at=now, actor_id=actor_id, action=action, submission_id=submission_id, detail=detail))
+
+
+def _network(address: str) -> str:
+    """Whom failures are counted against: an IPv6 host has 2**64 addresses to try from, so there its /64 is one."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:64]
+    if isinstance(found, ipaddress.IPv6Address) and not found.ipv4_mapped:
+        return str(ipaddress.IPv6Network((found, 64), strict=False))
+    return str(found)
 
 
 def _hash(password: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from datetime import datetime
 # categories that have no glyph of their own, or change how their neighbours are shown
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _NAMED = {"\r": "\\r", "\x1b": "\\x1b", "\0": "\\0"}
+# where a spreadsheet begins a cell, also one that splits at semicolons, and finds what it takes for a formula
+_FORMULA = re.compile(r"(?:\A|(?<=[;\t\n]))(?=\t| *[=+\-@＝＋－＠])")
 _MAX_MARKS = 3  # combining marks in a row; more would be drawn over other lines
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _PREFIXES = ("", "k", "M", "G", "T", "P")
@@ -79,7 +82,7 @@ def about(seconds: float) -> str:
 def csv_cell(value: object) -> str:
     """A printable cell that no spreadsheet takes for a formula (OWASP, CSV injection). Moments are in ISO 8601."""
     text = "" if value is None else value.isoformat() if isinstance(value, datetime) else plain(str(value))
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
+    return _FORMULA.sub("'", text)
 
 
 def csv_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

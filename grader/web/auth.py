@@ -11,7 +11,7 @@ from werkzeug.wrappers import Response
 from grader import accounts
 from grader.web.assignments import assignment_page
 from grader.web.house import house, utc_now
-from grader.web.security import know_viewer, local_path, open_session
+from grader.web.security import know_viewer, local_path, open_session, viewer
 from grader.web.text import without_nul
 
 bp = Blueprint("auth", __name__)
@@ -62,9 +62,14 @@ def where_they_were() -> str | Response:
 
 @bp.post("/log-out")
 def log_out() -> Response:
+    """Ends every session of that person: clearing the cookie here would leave a copy of it good for hours."""
+    with house().database.write() as db:
+        accounts.end_sessions(db, viewer().id)
     session.clear()
-    flash("You are logged out.", "good")
-    return redirect(url_for("auth.log_in"), code=303)
+    flash("You are logged out, here and wherever else you were logged in.", "good")
+    answer = redirect(url_for("auth.log_in"), code=303)
+    answer.headers["Clear-Site-Data"] = '"storage"'  # drafts of pasted files; browsers do it over https alone
+    return answer
 
 
 def _form_at(target: str | None) -> dict[str, Any] | None:

@@ -94,10 +94,10 @@ def freeze(course_slug: str, slug: str) -> AnyResponse:
             entry,
             house().catalog.load(slug),
             title=title,
-            gpu=request.form.get("gpu") or None,
+            gpu=without_nul(request.form.get("gpu", ""))[:120] or None,
             actor_id=viewer().id,
             now=utc_now(),
-            idempotency_key=request.form.get("key", "")[:64] or None,
+            idempotency_key=without_nul(request.form.get("key", ""))[:64] or None,
         )
         board_id = board.id
     flash("The board is frozen. What is graded or judged from now on does not change it.", "good")

@@ -13,6 +13,7 @@ from grader.errors import AssignmentError, UserError
 from grader.web.assignments import assignment_page
 from grader.web.auth import where_they_were
 from grader.web.house import house
+from grader.wording import one_line
 
 log = logging.getLogger(__name__)
 
@@ -121,5 +122,6 @@ def _log_in_and_go_on() -> ResponseReturnValue:
 
 
 def _our_fault(error: Exception) -> ResponseReturnValue:
-    log.exception("%s %s", request.method, request.path, exc_info=error)
+    # a path may hold line ends, which would write lines of a stranger's into the log
+    log.exception("%s %s", request.method, one_line(request.path), exc_info=error)
     return _page(500, *_PAGES[500])

@@ -26,7 +26,7 @@ SCRIPT_ENDPOINTS = frozenset({"submissions.status", "submissions.events", "submi
 MAX_ROW_ID = 2**31 - 1
 IDLE_SHARE = 1 / 3  # of the session's whole life; without a request for so long it ends
 CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 

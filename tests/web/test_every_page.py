@@ -12,10 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from flask import url_for
 from flask.testing import FlaskClient
 from sqlalchemy import select, update
-from web_campus import COURSE, SLUG, Campus, make_campus, stored
+from web_campus import COURSE, SLUG, Campus, addresses, make_campus, stored
 
 from grader import accounts, boards, course, submissions
 from grader.db import Database
@@ -87,15 +86,8 @@ class Term:
         known = {
             "course_slug": COURSE, "slug": SLUG, "submission_id": newest[0], "other_id": newest[1], "board_id": board,
         }  # fmt: skip
-        found = {}
-        with self.campus.app.test_request_context():
-            for rule in self.campus.app.url_map.iter_rules():
-                if "GET" not in (rule.methods or ()) or rule.endpoint in STREAMS | NOT_OURS:
-                    continue
-                unknown = rule.arguments - known.keys()
-                assert not unknown, f"{rule}: say here what {unknown} may be"
-                found[rule.endpoint] = url_for(rule.endpoint, **{name: known[name] for name in rule.arguments})
-        return found
+        found = addresses(self.campus.app, "GET", filename="tilegrade.css", **known)
+        return {endpoint: address for endpoint, address in found.items() if endpoint not in STREAMS | NOT_OURS}
 
 
 def _copy(db, original, *, user_id: int, state: State, number: int, now) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import html as html_module
 import io
+import json
 import re
-from html.parser import HTMLParser
+from urllib.parse import quote
 
 import pytest
-from web_campus import COURSE, SLUG, Campus, corpus, field_of, stored
+from sqlalchemy import update
+from web_campus import COURSE, PASSWORD, SLUG, Active, Campus, addresses, corpus, field_of, stored
 
+from grader import boards, course, submissions
 from grader.measurement import Evidence, Examination, Failure, FailureKind, Finding, ProbeFailed
-from grader.models import Role
+from grader.models import Result, Role, Submission, User, WorkerStatus
 from grader.web.handout import render_handout
 from grader.web.text import source_lines
 
@@ -20,24 +23,6 @@ EVIL = (
     "</pre></textarea></title><script>alert('x')</script><img src=x onerror=alert(1)>{{7*7}}\"'&"
     "\x1b[31m\x07\u202e\u200b\ud800"
 )
-
-
-class Active(HTMLParser):
-    """Collects what a browser would run or fetch, beside our own files."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        ours = any(name in ("src", "href") and (value or "").startswith("/static/") for name, value in attrs)
-        if tag in ("script", "style", "iframe", "object", "embed", "img", "base", "link") and not ours:
-            self.found.append(f"<{tag}>")
-        for name, value in attrs:
-            if name.startswith("on") or name == "style" or (value or "").lower().startswith(("javascript:", "data:")):
-                self.found.append(f"{name}={value}")
 
 
 def poisoned() -> Examination:
@@ -57,6 +42,173 @@ def poisoned() -> Examination:
         stdout=EVIL,
         stderr=EVIL,
     )
+
+
+EVIL_NAME = "<script>alert('n')</script><img src=x onerror=alert(1)>\"'&"
+
+
+@pytest.fixture
+def poisoned_campus(sqlite_campus: Campus) -> Campus:
+    """Every text that a stranger's file, a worker or a person may give is hostile, in every state of a submission."""
+    campus = sqlite_campus
+    written = EVIL.replace("\ud800", "")
+    ada = campus.person("ada", nickname=EVIL_NAME[:40])
+    done = [campus.hand_in("ada", f"{written}\n# {i}\n", filename=written[:150]) for i in range(2)]
+    for examination in (poisoned(), stored("markup")):
+        campus.record(campus.claim(), examination)
+    campus.hand_in("ada", written, filename=written[:150])
+    campus.claim()
+    campus.hand_in("ada", written, filename=written[:150])
+    with campus.database.write() as db:
+        entry = course.assignment_in(db, course_slug=COURSE, slug=SLUG)
+        assert entry is not None
+        boards.freeze(db, entry, campus.catalog.load(SLUG), title=written, actor_id=None, now=campus.now)
+        db.execute(update(User).where(User.id == ada.id).values(name=EVIL_NAME))
+        db.execute(update(Submission).values(worker=written[:120], fault_note=written))
+        db.execute(update(Submission).where(Submission.id == 3).values(stage=written[:40], stages=written[:240]))
+        db.execute(
+            update(Result)
+            .where(Result.submission_id == done[1])
+            .values(decision_reason=written, released=True, gpu=written[:120], fault=written[:64], speedup=2.0)
+        )
+        submissions.report_worker(
+            db, name=EVIL_NAME, device="cpu", status=WorkerStatus.QUARANTINED, now=campus.now, note=written
+        )
+    return campus
+
+
+@pytest.mark.parametrize("submission_id", [1, 2, 3, 4], ids=["held", "graded", "running", "waiting"])
+def test_no_page_obeys_what_a_stranger_wrote(poisoned_campus: Campus, submission_id: int) -> None:
+    """Every route that answers a GET, as the student and as the instructor see it."""
+    known = {"course_slug": COURSE, "slug": SLUG, "board_id": 1, "filename": "tilegrade.css"}
+    found = addresses(poisoned_campus.app, "GET", submission_id=submission_id, **known)
+    found |= {
+        "compare two": f"{found['assignments.compare']}?pick=1&pick=2",
+        "board": f"{found['boards.show']}?who=1", "frozen board": f"{found['boards.show']}?frozen=1",
+        "gpu": f"{found['boards.show']}?gpu={EVIL_NAME[:30]}",
+        "searched": f"{found['staff.all_submissions']}?student={EVIL_NAME[:30]}&what={EVIL_NAME[:30]}",
+        "back to": f"/log-in?next=/{EVIL_NAME}", "lost": f"/{EVIL_NAME}",
+    }  # fmt: skip
+    shown = set()
+    for person, role in (("ada", Role.STUDENT), ("grace", Role.INSTRUCTOR)):
+        client = poisoned_campus.client(person, role)
+        for endpoint, address in found.items():
+            if endpoint in ("static", "submissions.events"):
+                continue
+            answer = client.get(address)
+            assert answer.status_code in (200, 302, 404), (endpoint, answer.status_code)
+            text = answer.text
+            if answer.mimetype == "application/json" and endpoint != "health":
+                text = answer.json["steps"]  # type: ignore[index]  # the rest becomes text, never markup
+                assert set(answer.json) == {"line", "steps", "headline", "stamp", "done"}  # type: ignore[arg-type]
+            elif answer.mimetype != "text/html":
+                assert endpoint == "health" or "attachment" in answer.headers["Content-Disposition"], endpoint
+                continue
+            allowed = ["<style>"] if endpoint == "submissions.report_file" and answer.status_code == 200 else []
+            assert Active(text).found == allowed, endpoint
+            assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\u200b]", text.replace("\r", "")), endpoint
+            shown |= {endpoint} if "&lt;script&gt;alert" in text else set()
+    # it was there to be obeyed
+    assert {"submissions.show", "assignments.compare", "staff.all_submissions", "staff.workers", "board"} <= shown
+
+
+def test_the_stream_carries_hostile_text_as_one_line_of_json(
+    poisoned_campus: Campus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grader.web.submissions.STREAM_S", 0.1)
+    answer = poisoned_campus.client("ada").get("/submissions/3/events")
+    assert answer.mimetype == "text/event-stream"
+    lines = [line for line in answer.text.splitlines() if line]
+    assert [line.partition(":")[0] for line in lines] == ["retry", "event", "data"]
+    assert Active(json.loads(lines[2].partition(":")[2])["steps"]).found == []
+
+
+LINE_ENDS = "x\r\nSet-Cookie: stolen=1\r\n\r\n<script>alert(1)</script>"
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        pytest.param("/log-in?next=/{0}", None, id="next"),
+        pytest.param("/{0}", None, id="address"),
+        pytest.param("/c/{0}/x", None, id="course"),
+        pytest.param("/queue?page={0}", None, id="page"),
+        pytest.param("/c/demo/submissions?student={0}&what={0}&assignment={0}", None, id="search"),
+        pytest.param(f"/c/demo/{SLUG}/leaderboard?gpu={{0}}", None, id="gpu"),
+        pytest.param(f"/c/demo/{SLUG}/leaderboard.csv?gpu={{0}}", None, id="csv"),
+        pytest.param("/log-in", {"name": LINE_ENDS, "password": LINE_ENDS, "next": LINE_ENDS}, id="log-in"),
+        pytest.param(f"/c/demo/{SLUG}/leaderboard/name", {"nickname": LINE_ENDS}, id="nickname"),
+        pytest.param(f"/c/demo/{SLUG}/leaderboard/freeze", {"title": LINE_ENDS, "gpu": LINE_ENDS}, id="title"),
+        pytest.param("/submissions/1/confirm", {"reason": LINE_ENDS}, id="reason"),
+    ],
+)
+@pytest.mark.parametrize("who", ["nobody", "ada", "grace"])
+def test_line_ends_become_no_header(sqlite_campus: Campus, path: str, form: dict[str, str] | None, who: str) -> None:
+    campus = sqlite_campus
+    campus.graded("ada", stored("markup"))
+    role = Role.INSTRUCTOR if who == "grace" else Role.STUDENT
+    client = campus.app.test_client() if who == "nobody" else campus.client(who, role)
+    address = path.format(quote(LINE_ENDS))
+    if form is None:
+        answer = client.get(address)
+    else:
+        token = field_of(client.get("/log-in", follow_redirects=True).text, "csrf_token")
+        answer = client.post(address, data=form | {"csrf_token": token})
+    assert answer.status_code < 500
+    assert "stolen=1" not in " ".join(answer.headers.getlist("Set-Cookie"))
+    assert all("\r" not in value and "\n" not in value for _, value in answer.headers)
+    assert Active(answer.text).found == []
+
+
+def test_a_file_name_with_line_ends_is_no_header_of_a_download(campus: Campus) -> None:
+    client = campus.client("ada")
+    page = f"/c/{COURSE}/{SLUG}"
+    form = {name: field_of(client.get(page).text, name) for name in ("csrf_token", "key")}
+    name = 'k"; filename*=x\u2028.html\nSet-Cookie: stolen=1'
+    upload = form | {"file": (io.BytesIO(b"import torch\n"), name)}
+    answer = client.post(f"{page}/submissions", data=upload, content_type="multipart/form-data")
+    assert answer.status_code in (303, 400)
+    submission_id = campus.hand_in("ada", filename=name)
+    download = client.get(f"/submissions/{submission_id}/source.py")
+    assert download.headers["Content-Disposition"] == f'attachment; filename="submission-{submission_id}.py"'
+    assert Active(client.get(f"/submissions/{submission_id}").text).found == []
+
+
+def test_a_path_writes_no_line_into_the_log(
+    sqlite_campus: Campus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = sqlite_campus.client("grace", Role.INSTRUCTOR)
+    monkeypatch.setattr("grader.course.find_course", lambda *_a, **_k: 1 / 0)
+    assert client.get("/c/x%0D%0AERROR%20forged%1B[2J/submissions").status_code == 500
+    said = [record.getMessage() for record in caplog.records if record.name == "grader.web.errors"]
+    assert said == ["GET /c/x ERROR forged\\x1b[2J/submissions"]
+
+
+NUL_FORMS = {
+    "/log-in": ("name", "password", "next", "source", "key"),
+    f"/c/{COURSE}/{SLUG}/submissions": ("source", "key"),
+    f"/c/{COURSE}/{SLUG}/leaderboard/name": ("nickname", "anonymous"),
+    f"/c/{COURSE}/{SLUG}/leaderboard/freeze": ("title", "gpu", "key"),
+    "/submissions/1/release": ("reason",),
+    "/submissions/1/confirm": ("reason",),
+}
+
+
+@pytest.mark.parametrize("path", NUL_FORMS)
+def test_a_nul_in_any_field_is_no_fault_of_ours(campus: Campus, path: str) -> None:
+    """PostgreSQL refuses it in any text."""
+    campus.person("ada", password=PASSWORD)
+    sign = Evidence(kind="clock", message="odd")
+    campus.graded("ada", dataclasses.replace(stored("ok-block-pointers"), evidence=(sign,)))
+    campus.graded("ben", stored("ok-block-pointers"))
+    good = {"name": "ada", "source": "x = 1\n", "title": "Week 1", "reason": "I read it.", "nickname": "teal owl"}
+    for field in NUL_FORMS[path]:
+        client = campus.app.test_client() if path == "/log-in" else campus.client("grace", Role.INSTRUCTOR)
+        if path.endswith("/name"):
+            client = campus.client("ada")
+        token = field_of(client.get("/log-in", follow_redirects=True).text, "csrf_token")
+        form = {name: good[name] for name in NUL_FORMS[path] if name in good} | {field: "n\0n"}
+        assert client.post(path, data=form | {"csrf_token": token}).status_code < 500, field
 
 
 def test_hostile_text_is_shown_and_never_obeyed(campus: Campus) -> None:
@@ -179,7 +331,7 @@ def test_highlighting_changes_no_character(name: str) -> None:
 )
 def test_a_handout_holds_nothing_active(text: str) -> None:
     # an image of this service's own is allowed, and all that is
-    assert [one for one in Active(render_handout(text)).found if one != "<img>"] == []
+    assert [one for one in Active(render_handout(text)).found if one not in ("<img>", "src=x.png")] == []
 
 
 def test_a_handout_shows_formulas_tables_and_code() -> None:

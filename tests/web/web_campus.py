@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from html.parser import HTMLParser
 from pathlib import Path
 
-from flask import Flask, session
+from flask import Flask, session, url_for
 from flask.testing import FlaskClient
 from jinja2.bccache import Bucket, BytecodeCache
 from sqlalchemy import event
@@ -183,6 +184,46 @@ def make_campus(database: Database, data_dir: Path, **changes: str) -> Campus:
         made = course.create_course(db, slug=COURSE, title="Demo course", now=campus.now)
         course.set_assignment(db, course_id=made.id, slug=SLUG)
     return campus
+
+
+def addresses(app: Flask, method: str, **known: object) -> dict[str, str]:
+    """One address of every route that takes that method, by its endpoint. A new route is in it from its first day."""
+    found = {}
+    with app.test_request_context():
+        for rule in app.url_map.iter_rules():
+            if method in (rule.methods or ()):
+                unknown = rule.arguments - known.keys()
+                assert not unknown, f"{rule}: say here what {unknown} may be"
+                found[rule.endpoint] = url_for(rule.endpoint, **{name: known[name] for name in rule.arguments})
+    return found
+
+
+class Active(HTMLParser):
+    """Collects what a browser would run, fetch or be sent to, beside what is our own."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        ours = any(name in ("src", "href") and (value or "").startswith("/static/") for name, value in attrs)
+        if tag in ("script", "style", "iframe", "object", "embed", "img", "base", "link", "foreignobject") and not ours:
+            self.found.append(f"<{tag}>")
+        for name, value in attrs:
+            value = (value or "").strip().lower()
+            if name.startswith("on") or name in ("style", "srcdoc", "ping") or (name == "content" and "url=" in value):
+                self.found.append(f"{name}={value}")
+            outside = tag == "a" and name == "href" and value.startswith("https://")  # a teacher's, in a handout
+            if name in ("href", "src", "action", "formaction", "xlink:href", "data") and not (
+                outside or _leads_to_us(value)
+            ):
+                self.found.append(f"{name}={value}")
+
+
+def _leads_to_us(target: str) -> bool:
+    return target.startswith("#") or (target.startswith("/") and not target.startswith(("//", "/\\")))
 
 
 def field_of(html: str, name: str) -> str:
