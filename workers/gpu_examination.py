@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import secrets
 import sys
@@ -24,6 +25,7 @@ import torch
 
 import reference
 from grader.assignment import Assignment, Limits
+from grader.errors import GraderFault
 from grader.measurement import (
     Ceilings,
     Device,
@@ -47,7 +49,18 @@ from workers.ahead import Compiled, ahead_pool, archives_into, compile_ahead
 from workers.ceilings import measure as measure_ceilings
 from workers.devices.cpu import Arena, interpreter_pool
 from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
-from workers.gpu_timing import Field, Race, Rival, Size, Stopwatch, VoidError, WrongRows, WrongRowsError, window_seeds
+from workers.gpu_timing import (
+    BaselineFailedError,
+    Field,
+    Race,
+    Rival,
+    Size,
+    Stopwatch,
+    VoidError,
+    WrongRows,
+    WrongRowsError,
+    window_seeds,
+)
 from workers.interview import CandidateFailedError, Interview
 from workers.isolation import BACKGROUND_NICE
 from workers.large_calls import plain_call
@@ -66,6 +79,8 @@ BALLAST_LEAST_BYTES = 1 << 30  # and at least this, for modules, local memory an
 LANES = 4  # one holds the GPU, one is ready for it, two are compiled and audited
 SWITCH_S = 1e-4
 _POLL_S = 0.001
+
+log = logging.getLogger("tilegrade.gpu")
 
 
 @dataclass(slots=True)
@@ -120,12 +135,21 @@ class Rivals:
         for (name, _), rival in self._running.items():
             if name != operation.name:
                 rival.trim()
-        return [
-            self._rival(assignment, operation, "naive", timed.baseline_file, timed.baseline_entry, "function"),
-            self._rival(
+        naive = self._rival(assignment, operation, "naive", timed.baseline_file, timed.baseline_entry, "function")
+        try:
+            reference = self._rival(
                 assignment, operation, "reference", operation.kernel_file, assignment.entry, assignment.entry_kind
-            ),
-        ]
+            )
+        except (CandidateFailedError, BaselineFailedError):
+            log.exception("the reference kernel of %s does not run here", operation.name)
+            return [naive]
+        return [naive, reference]
+
+    def end(self, rival: Rival) -> None:
+        """End one that failed; another is started when it is asked for."""
+        self._running = {key: one for key, one in self._running.items() if one is not rival}
+        rival.interview.end()
+        rival.close()
 
     def freeze(self) -> None:
         """Stop all of them, so that nothing of theirs runs beside a measurement."""
@@ -500,7 +524,7 @@ class _Course:
         assert speed is not None
         return [Size(axes=axes, dtype=getattr(torch, speed.dtype), options=dict(speed.options)) for axes in speed.sizes]
 
-    def _race(self, stopwatch: Stopwatch, student: Rival, others: Sequence[Rival]) -> None:
+    def _race(self, stopwatch: Stopwatch, student: Rival, others: list[Rival]) -> None:
         for number, size in enumerate(self._sizes()):
             self._examiner.progress("speed", number / len(self._sizes()))
             headline = number == 0
@@ -565,6 +589,20 @@ class _Course:
         return any(point.failure is failure for point in self.memory)
 
     def _race_once_or_twice(
+        self, stopwatch: Stopwatch, student: Rival, others: list[Rival], size: Size, headline: bool
+    ) -> tuple[Race, Timing]:
+        """A race, without the reference where that fails: a file's speed is held against the naive baseline."""
+        try:
+            return self._race_again_when_noisy(stopwatch, student, others, size, headline)
+        except BaselineFailedError as exc:
+            self._rivals.end(exc.rival)
+            if exc.rival.name != "reference":
+                raise GraderFault(str(exc)) from exc
+            log.warning("graded without the reference: %s", exc)
+            others.remove(exc.rival)
+            return self._race_again_when_noisy(stopwatch, student, others, size, headline)
+
+    def _race_again_when_noisy(
         self, stopwatch: Stopwatch, student: Rival, others: Sequence[Rival], size: Size, headline: bool
     ) -> tuple[Race, Timing]:
         """A race, and another one when the first was void, or noisy where points hang on it."""

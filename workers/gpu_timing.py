@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import hashlib
 import itertools
 import math
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -27,7 +28,10 @@ from reference.timed import SHARED_COPIES, Expected, Rows, Timed
 from workers import claims, timing
 from workers.devices.cpu import READABLE
 from workers.devices.gpu import Mapped, NotMappableError, TimedGpu
-from workers.interview import Interview
+from workers.interview import CandidateFailedError, Interview
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ALIGN = 256
 PILOT_CALLS = 4
@@ -39,6 +43,7 @@ MOST_ROUNDS = 12
 FIRST_CALL_WINDOWS = 5  # of the headline size; of others as many as rounds
 EMPTY_WINDOWS = 3
 SPOT_ROUNDS = (0, 3)  # in which the reference runs
+BASELINES = frozenset({"naive", "reference"})
 BASELINES_SHARE = 3  # a baseline's outputs may take that part of the room for the student's
 SEGMENTS_A_FRAME = 200
 MARKED_BYTES = 1 << 28  # of inputs, summed up at once
@@ -66,6 +71,14 @@ class WrongRowsError(Exception):
     def __init__(self, evidence: Evidence, wrong: WrongRows | None = None) -> None:
         super().__init__(evidence.message)
         self.evidence, self.wrong = evidence, wrong
+
+
+class BaselineFailedError(Exception):
+    """A baseline of ours gave no result; of the student's file that says nothing."""
+
+    def __init__(self, rival: Rival, why: str) -> None:
+        super().__init__(f"the {rival.name} baseline: {why}")
+        self.rival = rival
 
 
 class VoidError(Exception):
@@ -230,6 +243,21 @@ class _Output:
         return found
 
 
+def _told_apart(act: Callable[Concatenate[Rival, P], T]) -> Callable[Concatenate[Rival, P], T]:
+    """What goes wrong with a baseline must not read as the student's."""
+
+    @functools.wraps(act)
+    def told(rival: Rival, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return act(rival, *args, **kwargs)
+        except (CandidateFailedError, claims.ClaimError) as exc:
+            if rival.name not in BASELINES:
+                raise
+            raise BaselineFailedError(rival, str(exc)) from exc
+
+    return told
+
+
 class Rival:
     """One candidate under the clock: the student's, the naive baseline's, the reference's. Frozen between windows."""
 
@@ -247,10 +275,12 @@ class Rival:
         self.pilots_ms: dict[str, float] = {}
         self.records_ms: dict[str, float] = {}
 
+    @_told_apart
     def open(self) -> None:
         """Give it the arena. Once."""
         self._ask({"op": "arena", "handle": self._gpu.handle, "bytes": len(self._gpu.arena)})
 
+    @_told_apart
     def prepare(self, field: Field, n_calls: int, *, fresh: bool = False, only: int | None = None) -> None:
         """Tell it the calls of its windows. `fresh` has it give back memory that earlier sizes took.
 
@@ -265,6 +295,7 @@ class Rival:
         self._field = field
         self._tables.clear()
 
+    @_told_apart
     def rehearse(self, n_calls: int, *, most: int = MAX_MOVES) -> None:
         """Run windows that are not timed until outputs come to lie where they lay before, and map that memory."""
         for _ in range(most):
@@ -282,11 +313,13 @@ class Rival:
             if said.get("same") is True:
                 return
 
+    @_told_apart
     def release(self) -> None:
         """Have it drop the outputs of its last window, and freeze it."""
         self._ask({"op": "release"})
         self.interview.sandbox.freeze()
 
+    @_told_apart
     def window(self, n_calls: int, rows: Rows) -> WindowRun:
         """Time one window. It must have been released; inputs are in place, and nothing else runs.
 
@@ -330,6 +363,7 @@ class Rival:
         self._gpu.settle()
         return {name: plan[3] for name, plan in plans.items()}
 
+    @_told_apart
     def trim(self) -> None:
         """Have it give back the device memory that it does not need to go on living."""
         if self._field is None:

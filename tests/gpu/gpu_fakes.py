@@ -14,8 +14,10 @@ from pathlib import Path
 
 import torch
 
+from workers import claims
 from workers.devices import cuda_candidate
 from workers.devices.gpu import Mapped, NotMappableError
+from workers.interview import CandidateFailedError
 
 
 class Clock:
@@ -140,8 +142,12 @@ class FakeInterview:
         pass
 
     def answer(self, timeout_s):
-        assert self._reply["op"] != "failed", self._reply
+        if self._reply["op"] == "failed":
+            raise CandidateFailedError(claims.failure(self._reply, "timing"), dead=False)
         return self._reply
+
+    def end(self):
+        self.ended = True
 
 
 def make_candidate(gpu, clock, allocator, call, monkeypatch, *, is_autograd=False):

@@ -1,7 +1,9 @@
 """Windows of calls by the examiner's clock, on a GPU made of CPU memory."""
 
+import contextlib
 import dataclasses
 import math
+import types
 import weakref
 from pathlib import Path
 
@@ -11,9 +13,21 @@ from gpu_fakes import Allocator, Clock, FakeGpu, FakeInterview, make_candidate
 
 import reference
 from grader.assignment import load_assignment
+from grader.errors import GraderFault
 from reference import timed as timed_operations
 from workers.claims import ClaimError
-from workers.gpu_timing import Field, Rival, Size, Stopwatch, VoidError, WrongRowsError, window_seeds
+from workers.gpu_examination import Rivals, _Course
+from workers.gpu_timing import (
+    BaselineFailedError,
+    Field,
+    Rival,
+    Size,
+    Stopwatch,
+    VoidError,
+    WrongRowsError,
+    window_seeds,
+)
+from workers.interview import CandidateFailedError
 
 ASSIGNMENT = load_assignment(Path(__file__).parents[2] / "assignments" / "flash-attention-forward")
 OPERATION = reference.load("attention.forward")
@@ -389,3 +403,62 @@ def test_a_baseline_that_gave_its_memory_back_maps_nothing_and_runs_again(track)
     assert not naive._mapped
     second = watch.race(SIZE, student, [naive, reference_], budget_s=100.0, headline=False)
     assert watch.per_call(second, "naive") == pytest.approx(watch.per_call(first, "naive"), rel=0.02)
+
+
+def broken_after(n_calls):
+    def make(honest):
+        left = [n_calls]
+
+        def call(q, k, v, is_causal):
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return honest(q, k, v, is_causal)
+
+        return call
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "n_calls"),
+    [("naive", 0), ("naive", 2), ("naive", 12), ("reference", 0), ("reference", 3), ("reference", 40)],
+)
+def test_a_baseline_that_fails_is_no_failure_of_the_students(track, name, n_calls):
+    rivals = {
+        one: track.rival(one, ms=ms, call=broken_after(n_calls) if one == name else None)
+        for one, ms in {"naive": 30.0, "reference": 3.0}.items()
+    }
+    with pytest.raises(BaselineFailedError, match=f"the {name} baseline: .*illegal memory access") as found:
+        track.race(track.rival("student", ms=6.0), *rivals.values())
+    assert found.value.rival is rivals[name]
+
+
+def test_a_student_that_fails_is_told_as_one(track):
+    with pytest.raises(CandidateFailedError, match="illegal memory access"):
+        track.race(track.rival("student", ms=6.0, call=broken_after(40)))
+
+
+@pytest.fixture
+def course():
+    """The part of an examination that races, with its sandboxes at rest."""
+    made = _Course.__new__(_Course)
+    made._examiner = types.SimpleNamespace(sandboxes=types.SimpleNamespace(hold=contextlib.nullcontext))
+    made._rivals = Rivals(None, None)
+    return made
+
+
+def test_a_file_is_graded_without_a_reference_that_fails(track, course):
+    naive, reference_kernel = track.rival("naive", ms=30.0), track.rival("reference", ms=3.0, call=broken_after(40))
+    others = [naive, reference_kernel]
+    _, found = course._race_once_or_twice(track.stopwatch(), track.rival("student", ms=6.0), others, SIZE, True)
+    assert found.ratio == pytest.approx(5.0, rel=0.01)
+    assert found.reference_times_ms == ()
+    assert others == [naive]
+    assert reference_kernel.interview.ended
+
+
+def test_without_the_naive_baseline_nothing_is_graded_and_nobody_blamed(track, course):
+    others = [track.rival("naive", ms=30.0, call=broken_after(12)), track.rival("reference", ms=3.0)]
+    with pytest.raises(GraderFault, match="the naive baseline"):
+        course._race_once_or_twice(track.stopwatch(), track.rival("student", ms=6.0), others, SIZE, True)
