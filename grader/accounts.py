@@ -11,6 +11,7 @@ from functools import cache
 import argon2
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
+from zxcvbn import zxcvbn
 
 from grader.errors import UserError
 from grader.models import AuditEvent, LoginFailure, User
@@ -18,6 +19,8 @@ from grader.settings import Settings
 
 MIN_PASSWORD_CHARACTERS = 10
 MAX_PASSWORD_CHARACTERS = 512  # hashing is slow on purpose; nobody may feed it a megabyte
+MIN_GUESSES = 10**6
+_MOST_RATED = 72  # characters that zxcvbn takes
 _NAME = re.compile(r"[a-z0-9][a-z0-9._@+-]{0,63}")
 # OWASP's cost for argon2id, of 2023: 19 MiB, two passes, one thread. It leaves the second core to a grading
 _HASHER = argon2.PasswordHasher(memory_cost=19456, time_cost=2, parallelism=1)
@@ -139,14 +142,17 @@ def _hash(password: str) -> str:
             f"A password has {MIN_PASSWORD_CHARACTERS} to {MAX_PASSWORD_CHARACTERS} characters; this one has "
             f"{len(password)}."
         )
+    # common ones, keyboard rows, one letter again and again
+    if zxcvbn(password[:_MOST_RATED])["guesses"] < MIN_GUESSES:
+        raise UserError("That password is among the first that anybody tries. Take a few words instead.")
     return _HASHER.hash(password)
 
 
 def _verify(password_hash: str, password: str) -> bool:
     try:
         return len(password) <= MAX_PASSWORD_CHARACTERS and _HASHER.verify(password_hash, password)
-    except argon2.exceptions.VerifyMismatchError:
-        return False
+    except (argon2.exceptions.VerifyMismatchError, argon2.exceptions.InvalidHashError):
+        return False  # what is no hash is an account that nobody logs into by password
 
 
 @cache

@@ -9,6 +9,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 from grader import accounts
+from grader.errors import UserError
 from grader.web.assignments import assignment_page
 from grader.web.house import house, utc_now
 from grader.web.security import know_viewer, local_path, open_session, viewer
@@ -58,6 +59,34 @@ def where_they_were() -> str | Response:
         return redirect(target or url_for("home.index"), code=303)
     notice = "You are logged in again. What you gave is in the form below: hand it in now."
     return assignment_page(**form, notice=notice, pasted=kept, key=request.form.get("key", "")[:64])
+
+
+@bp.route("/password", methods=["GET", "POST"])
+def password() -> str | Response:
+    """Choose another password. It asks for the present one too: an open browser alone must not be enough."""
+    if request.method == "GET":
+        return render_template("password.html")
+    g.on_user_error = lambda message: (render_template("password.html", error=message), 400)
+    new = request.form.get("new", "")
+    if new != request.form.get("again", ""):
+        raise UserError("The new password was not the same both times. Type it again.")
+    with house().database.write() as db:
+        # as at a log-in, so that guesses are counted and braked here too
+        user = accounts.log_in(
+            db,
+            name=viewer().name,
+            password=request.form.get("password", ""),
+            address=request.remote_addr or "",
+            settings=house().settings,
+            now=utc_now(),
+        )
+        if user is not None:
+            accounts.set_password(db, user, new, actor_id=user.id, now=utc_now())
+    if user is None:
+        raise UserError("That is not your present password. Check it, then try again.")
+    open_session(user)
+    flash("Your password is changed. Wherever else you were logged in, you no longer are.", "good")
+    return redirect(url_for("home.index"), code=303)
 
 
 @bp.post("/log-out")

@@ -113,6 +113,10 @@ def test_a_new_password_ends_old_sessions(database, ada, log_in):
         pytest.param("x" * 65, PASSWORD, "cannot be a user name", id="long"),
         pytest.param("ada", PASSWORD, "There is a user 'ada' already", id="taken"),
         pytest.param("bob", "short", "has 10 to 512 characters", id="short-password"),
+        pytest.param("bob", "password123", "among the first that anybody tries", id="common-password"),
+        pytest.param("bob", "qwertyuiop", "among the first that anybody tries", id="keyboard-row"),
+        pytest.param("bob", "x" * 100, "among the first that anybody tries", id="one-letter"),
+        pytest.param("bob", "1q2w3e4r5t", "among the first that anybody tries", id="keyboard-zigzag"),
         pytest.param("bob", "x" * 513, "has 10 to 512 characters", id="long-password"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,12 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 from flask.testing import FlaskClient
+from sqlalchemy import select
 from web_campus import COURSE, PASSWORD, SLUG, Campus, field_of, make_campus, stored
 
 from grader import accounts
 from grader.db import Database
+from grader.models import AuditEvent
 from grader.web.security import local_path
 
 
@@ -155,6 +158,72 @@ def test_no_password_is_written_into_the_log(sqlite_campus: Campus, caplog: pyte
     assert log_in(client, "ada", PASSWORD).status_code == 303
     assert PASSWORD not in caplog.text
     assert "wrong and secret" not in caplog.text
+
+
+def change_password(client: FlaskClient, present: str, new: str, again: str | None = None):
+    token = field_of(client.get("/password").text, "csrf_token")
+    form = {"csrf_token": token, "password": present, "new": new, "again": new if again is None else again}
+    return client.post("/password", data=form)
+
+
+def test_a_password_is_changed_by_who_knows_the_present_one(campus: Campus) -> None:
+    campus.person("ada", password=PASSWORD)
+    client, elsewhere = campus.client("ada"), campus.client("ada")
+    before = cookie_of(client)
+    assert change_password(client, PASSWORD, "four words of mine").status_code == 303
+    assert "Your password is changed" in client.get("/").text
+    assert elsewhere.get("/").status_code == 302
+    assert with_cookie(campus, before).get("/").status_code == 302
+    assert log_in(campus.app.test_client(), "ada", PASSWORD).status_code == 401
+    assert log_in(campus.app.test_client(), "ada", "four words of mine").status_code == 303
+    with campus.database.read() as db:
+        event = db.scalars(select(AuditEvent)).one()
+    assert (event.action, event.actor_id) == ("set-password", campus.people["ada"].id)
+
+
+@pytest.mark.parametrize(
+    ("present", "new", "again", "said"),
+    [
+        pytest.param("wrong password", "four words of mine", None, "not your present password", id="present-wrong"),
+        pytest.param("", "four words of mine", None, "not your present password", id="present-left-out"),
+        pytest.param(PASSWORD, "four words of mine", "for words of mine", "not the same both times", id="typo"),
+        pytest.param(PASSWORD, "too short", None, "10 to 512 characters", id="short"),
+        pytest.param(PASSWORD, "password123", None, "among the first that anybody tries", id="common"),
+    ],
+)
+def test_a_password_that_cannot_be_taken_says_why(
+    sqlite_campus: Campus, present: str, new: str, again: str | None, said: str
+) -> None:
+    sqlite_campus.person("ada", password=PASSWORD)
+    client = sqlite_campus.client("ada")
+    answer = change_password(client, present, new, again)
+    assert answer.status_code == 400
+    assert said in answer.text
+    assert new not in answer.text
+    assert client.get("/").status_code == 200
+    assert log_in(sqlite_campus.app.test_client(), "ada", PASSWORD).status_code == 303
+
+
+def test_the_present_password_is_not_guessed_in_an_open_browser(sqlite_database: Database, tmp_path: Path) -> None:
+    campus = make_campus(sqlite_database, tmp_path / "data", LOGIN_FAILURES="2")
+    campus.person("ada", password=PASSWORD)
+    client = campus.client("ada")
+    for _ in range(2):
+        assert "not your present password" in change_password(client, "wrong", "four words of mine").text
+    assert "Too many wrong passwords" in change_password(client, PASSWORD, "four words of mine").text
+
+
+@pytest.mark.parametrize("page", ["/log-in", "/password"])
+def test_password_fields_hide_what_is_typed_and_let_managers_help(sqlite_campus: Campus, page: str) -> None:
+    client = sqlite_campus.app.test_client() if page == "/log-in" else sqlite_campus.client("ada")
+    html = client.get(page).text
+    fields = re.findall(r'<input [^>]*name="(?:password|new|again)"[^>]*>', html)
+    assert len(fields) == (1 if page == "/log-in" else 3)
+    for field in fields:
+        assert 'type="password"' in field
+        assert re.search(r'autocomplete="(current|new)-password"', field)
+        assert "value=" not in field
+    assert "onpaste" not in html
 
 
 def cookie_of(client: FlaskClient) -> str:

@@ -81,6 +81,7 @@ def tour(campus: Campus) -> Tour:
             "lesson": "/lesson/memory",
             "lesson-traffic": "/lesson/memory?mode=traffic&heads=1&batch=1&head_dim=32&dtype=float32",
             "missing": "/nowhere",
+            "password": "/password",
         },
         "grace": {
             "staff-home": "/",
