@@ -6,7 +6,7 @@ Addresses are made from the routes, so a new page is walked from the day it is w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -108,10 +108,12 @@ def _copy(db, original, *, user_id: int, state: State, number: int, now) -> None
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def term(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Term:
+def term(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Term]:
     """One course for the whole file, for filling it takes seconds; tests only read it, and grow it in one order."""
     make_url: Callable[[], str] = request.getfixturevalue(f"new_{request.param}_url")
-    return Term(make_campus(Database(make_url()), Path(tmp_path_factory.mktemp("term"))))
+    database = Database(make_url())
+    yield Term(make_campus(database, Path(tmp_path_factory.mktemp("term"))))
+    database.close()
 
 
 @dataclass(frozen=True)
