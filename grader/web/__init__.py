@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import BoundedSemaphore
 
 from flask import Flask, url_for
+from flask.sessions import SecureCookieSessionInterface
 from flask.typing import ResponseReturnValue
 from flask_compress import Compress
 from flask_wtf.csrf import CSRFProtect
@@ -68,6 +69,8 @@ def create_app(
         max_streams: keep it well below the number of threads that the web server has.
     """
     app = Flask(__name__)
+    app.session_interface = _Sessions()
+    app.url_map.merge_slashes = False  # the router's own redirects name whatever host the request says it is for
     whole = timedelta(hours=settings.session_hours)
     app.config.update(
         SECRET_KEY=settings.read_secret_key(),
@@ -108,6 +111,10 @@ def create_app(
     app.add_url_rule("/health", "health", _health)
     _equip_templates(app)
     return app
+
+
+class _Sessions(SecureCookieSessionInterface):
+    digest_method = staticmethod(hashlib.sha256)  # Flask's own is still SHA-1
 
 
 def _health() -> ResponseReturnValue:

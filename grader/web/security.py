@@ -163,6 +163,6 @@ def _add_headers(response: Response) -> Response:
     headers["Permissions-Policy"] = "camera=(), microphone=(), geolocation=()"
     if current_app.config["SESSION_COOKIE_SECURE"]:
         headers["Strict-Transport-Security"] = "max-age=31536000"
-    if request.endpoint != "static":
+    if request.endpoint != "static" or response.status_code >= 400:
         headers["Cache-Control"] = "no-store"
     return response

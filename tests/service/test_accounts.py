@@ -125,6 +125,22 @@ def test_bad_accounts_are_refused(database, ada, name, password, message):
         accounts.create_user(session, name=name, password=password, now=NOW)
 
 
+@pytest.mark.parametrize(
+    "password",
+    [
+        "vier Wörter ohne Ziffern",
+        "пароль из многих слов",
+        "8261 7302 9455",
+        "tile tile, kernel?",
+        "🦉" * 3 + "x7Kd vRq2",
+    ],
+)
+def test_a_password_may_be_made_of_anything(database, log_in, password):
+    with database.write() as session:
+        accounts.create_user(session, name="ada", password=password, now=NOW)
+    assert log_in(password=password) is not None
+
+
 def test_random_passwords_differ_and_are_long_enough():
     found = {accounts.random_password() for _ in range(100)}
     assert len(found) == 100

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
+from base64 import urlsafe_b64decode
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
@@ -213,6 +215,14 @@ def test_the_present_password_is_not_guessed_in_an_open_browser(sqlite_database:
     assert "Too many wrong passwords" in change_password(client, PASSWORD, "four words of mine").text
 
 
+@pytest.mark.parametrize(
+    "typed", [PASSWORD.upper(), PASSWORD + " ", " " + PASSWORD, PASSWORD[:-1], PASSWORD + "\0", PASSWORD * 30]
+)
+def test_a_password_is_taken_exactly_as_it_was_typed(sqlite_campus: Campus, typed: str) -> None:
+    sqlite_campus.person("ada", password=PASSWORD)
+    assert log_in(sqlite_campus.app.test_client(), "ada", typed).status_code == 401
+
+
 @pytest.mark.parametrize("page", ["/log-in", "/password"])
 def test_password_fields_hide_what_is_typed_and_let_managers_help(sqlite_campus: Campus, page: str) -> None:
     client = sqlite_campus.app.test_client() if page == "/log-in" else sqlite_campus.client("ada")
@@ -223,6 +233,7 @@ def test_password_fields_hide_what_is_typed_and_let_managers_help(sqlite_campus:
         assert 'type="password"' in field
         assert re.search(r'autocomplete="(current|new)-password"', field)
         assert "value=" not in field
+    assert f'<form method="post" action="{page}">' in html, "a password is in no address"
     assert "onpaste" not in html
 
 
@@ -251,6 +262,11 @@ def test_a_cookie_from_before_the_log_in_is_nobody_after_it(sqlite_campus: Campu
     again = sqlite_campus.app.test_client()
     assert log_in(again, "ada", PASSWORD).status_code == 303
     assert cookie_of(again) != cookie_of(client)
+
+
+def test_a_session_is_signed_with_sha_256(sqlite_campus: Campus) -> None:
+    signature = cookie_of(sqlite_campus.client("ada")).rpartition(".")[2]
+    assert len(urlsafe_b64decode(signature + "=" * (-len(signature) % 4))) == hashlib.sha256().digest_size
 
 
 @pytest.mark.parametrize(

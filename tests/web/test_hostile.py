@@ -184,6 +184,21 @@ def test_a_path_writes_no_line_into_the_log(
     assert said == ["GET /c/x ERROR forged\\x1b[2J/submissions"]
 
 
+@pytest.mark.parametrize("text", ["' OR '1'='1", "x'); DROP TABLE submission; --", "%", "_", "\\", "ada' --", "1=1"])
+def test_a_search_is_never_a_statement(campus: Campus, text: str) -> None:
+    """What is searched for stands in no name, so nothing is found, and everything is still there."""
+    campus.graded("ada", stored("markup"))
+    grace = campus.client("grace", Role.INSTRUCTOR)
+    for field in ("student", "assignment", "what"):
+        page = grace.get(f"/c/{COURSE}/submissions", query_string={field: text})
+        assert page.status_code == 200
+        assert "/submissions/1" not in page.text, field
+    assert "/submissions/1" in grace.get(f"/c/{COURSE}/submissions").text
+    stranger = campus.app.test_client()
+    form = {"csrf_token": field_of(stranger.get("/log-in").text, "csrf_token"), "name": text, "password": text}
+    assert stranger.post("/log-in", data=form).status_code == 401
+
+
 NUL_FORMS = {
     "/log-in": ("name", "password", "next", "source", "key"),
     f"/c/{COURSE}/{SLUG}/submissions": ("source", "key"),

@@ -303,6 +303,30 @@ def test_errors_are_locked_as_pages_are(world: World, status: int, method: str, 
     inspect("errors", answer)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/.git/config", "/static/", "/static/../security.py", "/static/%2e%2e/security.py", "/static/..%2fsecurity.py",
+        "/static//etc/passwd", "/static/%2fetc%2fpasswd", "/templates/base.html", "/tilegrade.db", "/secret_key",
+    ],
+)  # fmt: skip
+def test_only_our_own_files_are_served(world: World, path: str) -> None:
+    nobodys, staffs = (world.client(role).get(path) for role in ("nobody", "staff"))
+    assert nobodys.status_code == 404 or told(nobodys) == "log-in"
+    assert staffs.status_code == 404
+    inspect("errors", nobodys)
+    inspect("errors", staffs)
+
+
+@pytest.mark.parametrize("path", ["//evil.example/queue", "/queue//", "/queue/", "//", "/c//x", "/submissions//1"])
+def test_the_router_sends_nobody_to_the_host_that_a_request_names(world: World, path: str) -> None:
+    for role in ("nobody", "staff"):
+        answer = world.client(role).get(path, headers={"Host": "evil.example"})
+        assert "evil.example" not in answer.headers.get("Location", "").partition("?")[0]
+        assert answer.headers.get("Location", "/").startswith("/")
+        inspect("errors", answer)
+
+
 def test_over_https_every_answer_says_to_stay_there(sqlite_database: Database, tmp_path: Path) -> None:
     campus = make_campus(sqlite_database, tmp_path / "data", SECURE_COOKIES="yes")
     for path in ("/log-in", "/", "/nowhere", "/static/tilegrade.css", "/health"):
