@@ -304,6 +304,9 @@ def test_the_page_follows_a_submission_to_its_report(campus: Campus) -> None:
     page = client.get(path).text
     assert "data-events" not in page
     assert client.get(f"{path}/report").text.strip()[:200] in page
+    # what the script puts into the open page offers the file to keep, as the page does that is loaded anew
+    for html in (client.get(f"{path}/report").text, page):
+        assert html.count(f'href="{path}/report.html"') == 1
 
 
 def test_a_stream_tells_each_change_once_and_ends_with_the_report(
