@@ -27,6 +27,7 @@ from grader import report as reports
 from grader.assignment import Assignment, load_assignment
 from grader.course import Catalog
 from grader.db import Database
+from grader.deadlines import Window
 from grader.errors import AssignmentError, GraderFault, UserError
 from grader.measurement import Examination
 from grader.models import Board, Course, CourseAssignment, Role, User
@@ -446,12 +447,20 @@ def enrol(course_slug: str, names: tuple[str, ...], role: str) -> None:
 
 
 class Moment(click.DateTime):
-    """A moment in UTC, or `none`."""
+    """A moment in UTC. A date alone is the last second of that day for what ends then, the first for what begins."""
 
-    name = "moment|none"
+    name = "moment"
+
+    def __init__(self, *, ends: bool = True, none: bool = True) -> None:
+        super().__init__(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S"])
+        self.ends, self.none = ends, none
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return None if value == "none" else super().convert(value, param, ctx).replace(tzinfo=UTC)
+        if self.none and value == "none":
+            return None
+        moment = super().convert(value, param, ctx).replace(tzinfo=UTC)
+        is_date = isinstance(value, str) and ":" not in value
+        return moment.replace(hour=23, minute=59, second=59) if self.ends and is_date else moment
 
 
 def _parse_device(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
@@ -462,8 +471,8 @@ def _parse_device(_ctx: click.Context, _param: click.Parameter, value: str | Non
 @click.argument("course_slug")
 @click.argument("slugs", nargs=-1, required=True)
 @click.option("--device", callback=_parse_device, help="What grades it: cpu, cuda, or e.g. cuda:h200. A new one: cpu.")
-@click.option("--deadline", type=Moment(), help="UTC; overrides the folder's. none: the folder's stands.")
-@click.option("--opens-at", type=Moment(), help="UTC. none: at once.")
+@click.option("--deadline", type=Moment(), help="UTC; a date alone: the end of that day. none: the folder's.")
+@click.option("--opens-at", type=Moment(ends=False), help="UTC; a date alone: its beginning. none: at once.")
 @click.option("--late-days", type=click.IntRange(0, 365), help="Days after the deadline in which it is still taken.")
 @click.option("--late-percent", type=click.FloatRange(0, 100), help="Taken off the points for each begun late day.")
 @click.pass_context
@@ -492,19 +501,31 @@ def reopen(course_slug: str, slug: str) -> None:
 @click.argument("course_slug")
 @click.argument("slug")
 @click.argument("name")
-@click.option("--until", type=click.DateTime(), required=True, help="UTC.")
+@click.option("--until", type=Moment(none=False), required=True, help="UTC; a date alone: the end of that day.")
 def extend(course_slug: str, slug: str, name: str, until: datetime) -> None:
-    """Give one student a later deadline for one assignment."""
-    moment = until.replace(tzinfo=UTC)
-    with _database(_settings()) as database, database.write() as session:
+    """Give one student a later deadline for one assignment. The common deadline itself takes an extension back."""
+    settings = _settings()
+    with _database(settings) as database, database.write() as session:
         entry = _entry(session, course_slug, slug)
         user = _user(session, name)
+        rules = Catalog(settings.assignments_dir).load(slug)
         if course.enrollment_of(session, course_id=entry.course_id, user_id=user.id) is None:
             raise UserError(f"{name} is not in {course_slug}; `tilegrade course enrol {course_slug} {name}` first.")
+        deadline = course.window_until(entry, rules, None).deadline
+        if deadline is None:
+            raise UserError(
+                f"{slug} has no deadline in {course_slug}, so there is nothing to extend. "
+                f"`tilegrade course assign {course_slug} {slug} --deadline DATE` sets one."
+            )
+        if until < deadline:
+            raise UserError(
+                f"Everybody in {course_slug} may hand in {slug} {_deadline(deadline)}; an extension must end later."
+            )
         course.grant_extension(
-            session, course_assignment_id=entry.id, user_id=user.id, until=moment, actor_id=None, now=_now()
+            session, course_assignment_id=entry.id, user_id=user.id, until=until, actor_id=None, now=_now()
         )
-    click.echo(f"{name} may hand in {slug} {_deadline(moment)}")
+        holds = course.window(session, entry=entry, assignment=rules, user_id=user.id)
+        click.echo(f"{user.name} may hand in {slug} {_when(holds)}")
 
 
 @course_group.command("grades")
@@ -545,7 +566,7 @@ def show_board(course_slug: str, slug: str, gpu: str | None, board_id: int | Non
 @click.argument("slug")
 @click.option("--title", required=True, help='Shown above it, e.g. "Week 3".')
 @click.option("--gpu", help="Only what was measured on this one.")
-@click.option("--until", type=Moment(), help="UTC; leave out what was handed in later.")
+@click.option("--until", type=Moment(), help="UTC; leave out what was handed in later. A date alone: its end.")
 def freeze_board(course_slug: str, slug: str, title: str, gpu: str | None, until: datetime | None) -> None:
     """Keep a board as it is now and show it as official; prints its number."""
     settings = _settings()
@@ -755,7 +776,16 @@ def _new_password(from_stdin: bool) -> str:
 
 
 def _deadline(moment: datetime | None) -> str:
-    return f"until {moment:%Y-%m-%d %H:%M} UTC" if moment else "no deadline"
+    if moment is None:
+        return "no deadline"
+    # the seconds are told where a minute alone would mislead
+    return f"until {moment:%Y-%m-%d %H:%M:%S} UTC" if moment.second else f"until {moment:%Y-%m-%d %H:%M} UTC"
+
+
+def _when(window: Window) -> str:
+    """Until when, and what may be late."""
+    late = window.late_rule()
+    return f"{_deadline(window.deadline)}; {late.rstrip('.')}" if late else _deadline(window.deadline)
 
 
 def _exit_on_terminate() -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import select
 
 from grader import db, examining, submissions
 from grader.cli import cli
 from grader.db import Database
 from grader.errors import AssignmentError, GraderFault, UserError
-from grader.models import Result, State
+from grader.models import CourseAssignment, Result, State
 
 ROOT = Path(__file__).parents[2]
 OK_FILE = ROOT / "tests" / "corpus" / "online-softmax" / "ok-row-block.py"
@@ -128,20 +130,20 @@ def test_people_and_courses_are_listed(tilegrade, course_of_ada):
 
 def test_a_deadline_is_set_in_utc(tilegrade, course_of_ada):
     tilegrade("course", "assign", "gpu", "doubling", "--deadline", "2030-01-02 03:04:05")
-    assert "until 2030-01-02 03:04 UTC" in tilegrade("course", "list")
+    assert "until 2030-01-02 03:04:05 UTC" in tilegrade("course", "list")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param(("--device", "cuda"), "cuda, until 2030-01-02 03:04 UTC, 3 late days at 5 %", id="device"),
+        pytest.param(("--device", "cuda"), "cuda, until 2030-01-02 03:04:05 UTC, 3 late days at 5 %", id="device"),
         pytest.param(
-            ("--device", "cuda:H200"), "cuda:h200, until 2030-01-02 03:04 UTC, 3 late days at 5 %", id="model"
+            ("--device", "cuda:H200"), "cuda:h200, until 2030-01-02 03:04:05 UTC, 3 late days at 5 %", id="model"
         ),
-        pytest.param(("--late-percent", "20"), "cpu, until 2030-01-02 03:04 UTC, 3 late days at 20 %", id="price"),
-        pytest.param(("--late-days", "0"), "cpu, until 2030-01-02 03:04 UTC", id="no-late-days"),
+        pytest.param(("--late-percent", "20"), "cpu, until 2030-01-02 03:04:05 UTC, 3 late days at 20 %", id="price"),
+        pytest.param(("--late-days", "0"), "cpu, until 2030-01-02 03:04:05 UTC", id="no-late-days"),
         pytest.param(("--deadline", "none"), "cpu, the folder's deadline, 3 late days at 5 %", id="deadline-taken"),
-        pytest.param((), "cpu, until 2030-01-02 03:04 UTC, 3 late days at 5 %", id="nothing"),
+        pytest.param((), "cpu, until 2030-01-02 03:04:05 UTC, 3 late days at 5 %", id="nothing"),
     ],
 )
 def test_setting_an_assignment_again_changes_what_is_named_and_nothing_else(tilegrade, course_of_ada, arguments, said):
@@ -335,13 +337,42 @@ def test_an_extension_moves_one_students_deadline_and_nobody_elses(tilegrade, co
     tilegrade("course", "enrol", "gpu", "bob")
     tilegrade("course", "assign", "gpu", "doubling", "--deadline", "2020-01-02 03:04:05")
     said = tilegrade("course", "extend", "gpu", "doubling", "ada", "--until", "2999-01-02 03:04:05")
-    assert said == "ada may hand in doubling until 2999-01-02 03:04 UTC\n"
+    assert said == "ada may hand in doubling until 2999-01-02 03:04:05 UTC\n"
     file = tmp_path / "mine.py"
     file.write_text("x = 1")
     hand_in = ("submit", file, "--course", "gpu", "--assignment", "doubling", "--user")
     assert int(tilegrade(*hand_in, "ada")) > 0
     with pytest.raises(UserError, match="Ask your instructor for an extension"):
         tilegrade(*hand_in, "bob")
+
+
+def test_an_extension_that_would_change_nothing_is_refused(tilegrade, course_of_ada, environ, tmp_path):
+    extend = ("course", "extend", "gpu", "doubling", "ada", "--until")
+    tilegrade("course", "assign", "gpu", "doubling", "--deadline", "2030-12-10", "--late-days", "2")
+    with pytest.raises(UserError, match="until 2030-12-10 23:59:59 UTC; an extension must end later"):
+        tilegrade(*extend, "2030-12-01")
+    assert tilegrade(*extend, "2030-12-10") == (
+        "ada may hand in doubling until 2030-12-10 23:59:59 UTC; 2 late days: at no cost\n"
+    )
+    shutil.copytree(environ["TILEGRADE_ASSIGNMENTS"], tmp_path / "assignments")
+    environ["TILEGRADE_ASSIGNMENTS"] = str(tmp_path / "assignments")
+    rules = tmp_path / "assignments" / "doubling" / "assignment.toml"
+    rules.write_text(rules.read_text().replace("deadline = ", "# deadline = "))
+    tilegrade("course", "assign", "gpu", "doubling", "--deadline", "none")
+    with pytest.raises(UserError, match="has no deadline in gpu, so there is nothing to extend"):
+        tilegrade(*extend, "2030-12-20")
+
+
+def test_a_date_alone_is_the_end_of_that_day_and_the_beginning_for_what_opens(tilegrade, course_of_ada, environ):
+    tilegrade("course", "assign", "gpu", "doubling", "--deadline", "2030-12-10", "--opens-at", "2029-12-10")
+    said = tilegrade("course", "extend", "gpu", "doubling", "ada", "--until", "2030-12-20")
+    assert said == "ada may hand in doubling until 2030-12-20 23:59:59 UTC\n"
+    assert "until 2030-12-10 23:59:59 UTC" in tilegrade("course", "list")
+    database = Database(environ["TILEGRADE_DATABASE_URL"])
+    with database.read() as session:
+        opens_at = session.scalars(select(CourseAssignment.opens_at)).one()
+    database.close()
+    assert opens_at.isoformat() == "2029-12-10T00:00:00+00:00"
 
 
 def test_an_extension_is_for_people_in_the_course(tilegrade, course_of_ada):
