@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import secrets
+import unicodedata
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +25,9 @@ WindowOf = Callable[[int], Window]  # by user id
 CLOSED = "This assignment is closed at the moment. Your instructor has been told why."
 # what boards call those who do not want to show even a nickname
 ANONYMOUS = "Anonymous"
+# a letter, then what looks like it in lower case: enough that nobody passes for somebody else at a glance
+_ALIKE = "aаαɑ bвβ cс dԁ eеεз3 gɡ hнһ jј kкκ liıіιӏ1|! mм nη oоοσ0 pрρ qԛ sѕ5 tтτ uυ vν wԝ xхχ yу"
+_LOOKS_LIKE = {ord(other): group[0] for group in _ALIKE.split() for other in group[1:]}
 _COLOURS = ("amber", "azure", "coral", "cyan", "green", "indigo", "ivory", "lilac", "olive", "ruby", "teal", "violet")
 _BIRDS = ("auk", "crane", "egret", "finch", "heron", "ibis", "kite", "lark", "owl", "plover", "raven", "stork", "wren")
 
@@ -110,10 +114,17 @@ def enrol(
 
 
 def rename(session: Session, enrollment: Enrollment, nickname: str) -> None:
-    """Change the name that boards show. Raises UserError when it is taken, too long or not printable."""
+    """Change the name that boards show.
+
+    Raises:
+        UserError: it is taken, too long, not printable, or reads like the account of somebody else.
+    """
     nickname = " ".join(nickname.split())
     if not 1 <= len(nickname) <= 40 or not nickname.isprintable():
         raise UserError("A nickname has 1 to 40 printable characters.")
+    accounts_of_others = session.scalars(select(User.name).where(User.id != enrollment.user_id))
+    if _at_a_glance(nickname) in {_at_a_glance(name) for name in accounts_of_others}:
+        raise UserError(f"{nickname!r} reads like somebody else's account; choose another nickname.")
     other = session.scalar(
         select(Enrollment.id).where(
             Enrollment.course_id == enrollment.course_id,
@@ -126,6 +137,12 @@ def rename(session: Session, enrollment: Enrollment, nickname: str) -> None:
     enrollment.nickname = nickname
 
 
+def _at_a_glance(name: str) -> str:
+    """What is left of a name for somebody who does not look closely: equal for those that pass for one another."""
+    folded = unicodedata.normalize("NFKD", name.casefold()).casefold().translate(_LOOKS_LIKE)
+    return "".join(letter for letter in folded if letter.isalnum())
+
+
 def appear_as(session: Session, enrollment: Enrollment, *, nickname: str, anonymous: bool) -> None:
     """How every board of the course shows somebody from now on. Without a nickname the one that is there stays.
 
@@ -133,7 +150,7 @@ def appear_as(session: Session, enrollment: Enrollment, *, nickname: str, anonym
         UserError: as `rename` does; or the nickname is what boards call the anonymous.
     """
     if nickname.strip():
-        if nickname.split() == [ANONYMOUS]:
+        if _at_a_glance(nickname) == _at_a_glance(ANONYMOUS):
             raise UserError(f"{ANONYMOUS!r} is what boards call those who show no name; tick that instead.")
         rename(session, enrollment, nickname)
     enrollment.anonymous = anonymous

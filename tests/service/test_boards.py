@@ -188,7 +188,7 @@ def test_an_anonymous_board_and_its_export_tell_no_name(school, facts, frozen):
     assert ",'=cmd|x," in table
 
 
-@pytest.mark.parametrize("nickname", ["x" * 41, "a\u202eb", "Anonymous", " Anonymous "])
+@pytest.mark.parametrize("nickname", ["x" * 41, "a\u202eb", "Anonymous", " Anonymous ", "anonymous", "Аnonymous"])
 def test_a_nickname_that_cannot_be_is_refused(school, nickname):
     with pytest.raises(UserError), school.database.write() as session:
         course.appear_as(session, enrolled(session, school, "ada"), nickname=nickname, anonymous=False)
@@ -199,6 +199,26 @@ def test_a_nickname_that_is_taken_is_refused(school):
         course.appear_as(session, enrolled(session, school, "ada"), nickname="blue  heron", anonymous=False)
     with pytest.raises(UserError, match="'blue heron' is taken"), school.database.write() as session:
         course.appear_as(session, enrolled(session, school, "bob"), nickname="blue heron", anonymous=True)
+
+
+@pytest.mark.parametrize(
+    "nickname", ["bob", "BOB", "b o b", "b0b", "b.o.b", "bоb", "bób", "ｂｏｂ", "Alice-2", "aIice-2", "al1ce2"]
+)
+def test_nobody_takes_the_account_name_of_somebody_else(school, nickname):
+    for name in ("ada", "bob", "alice-2"):
+        school.user(name)
+    with pytest.raises(UserError, match="reads like somebody else's account"), school.database.write() as session:
+        course.appear_as(session, enrolled(session, school, "ada"), nickname=nickname, anonymous=False)
+
+
+@pytest.mark.parametrize("nickname", ["ada", "Ada", "bobby", "blue-heron-12", "=cmd|x", "蓝鹭"])
+def test_ones_own_account_name_and_any_other_word_are_nicknames(school, nickname):
+    for name in ("ada", "bob"):
+        school.user(name)
+    with school.database.write() as session:
+        own = enrolled(session, school, "ada")
+        course.appear_as(session, own, nickname=nickname, anonymous=False)
+        assert own.nickname == nickname
 
 
 # -- GPUs and frozen boards -------------------------------------------------------------------------------------------
@@ -215,6 +235,23 @@ def test_a_board_of_one_gpu_ranks_what_ran_there(school, facts):
     assert [one.submission_id for one in leaders(school)] == [new, other]
     on_one = leaders(school, gpu="NVIDIA A100")
     assert [(one.user_name, one.rank, one.limit_share) for one in on_one] == [("bob", 1, 0.7), ("ada", 2, 0.5)]
+
+
+def test_any_part_of_a_board_is_that_part_of_the_whole(school, facts, assignment, monkeypatch):
+    for minute, (who, passed) in enumerate([("ada", 1), ("bob", 2), ("cy", 2), ("dee", 0), ("eve", 1)]):
+        school.graded(who, facts(passed=passed), now=NOW + timedelta(minutes=minute))
+    with school.database.write() as session:
+        board = boards.freeze(session, school.entry, assignment, title="A", actor_id=None, now=NOW)
+    whole = leaders(school)
+    assert [one.user_name for one in whole] == ["bob", "cy", "ada", "eve", "dee"]
+    monkeypatch.setattr(boards, "_AT_ONCE", 2)  # rows of one statement
+    with school.database.read() as session:
+        live = boards.live(session, school.entry, assignment)
+        for lineup in (live, boards.frozen_lineup(session, board, school.entry)):
+            assert (lineup.total, lineup.timed, lineup.limited) == (5, False, False)
+            for start in range(6):
+                for stop in range(start, 8):
+                    assert lineup.lines(start, stop) == whole[start:stop]
 
 
 def test_a_frozen_board_stays_as_it_was(school, facts, assignment):
