@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from grader.wording import count
+from grader.wording import count, points_text
 
 DAY = timedelta(days=1)
 
@@ -33,6 +33,13 @@ class Standing:
     def counted(self, points: float) -> float:
         """What so many points count. Two decimals, as all points have."""
         return round(points * self.share, 2)
+
+    def counted_text(self, points: float) -> str:
+        """What so many points count, where being late takes some off ("56 after 20 % for 1 late day"); else empty."""
+        if self.share == 1:
+            return ""
+        off = points_text(100 * (1 - self.share))
+        return f"{points_text(self.counted(points))} after {off} % for {count(self.days_late, 'late day')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

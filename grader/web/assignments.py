@@ -63,6 +63,7 @@ def assignment_page(
             teaches=teaches,
             history=lists.cut(own, page=request.args.get("page", 1, int), per_page=HISTORY_PER_PAGE),
             counted_id=counted.id if counted else None,
+            late_text=lists.late_text,
             allowance=_allowance(db, entry, assignment, now),
             outlook=submissions.outlook(db, entry.device, now=now),
             max_kib=house().settings.max_source_bytes // 1024,

@@ -63,7 +63,7 @@ class CourseTiles:
 class Home:
     courses: tuple[CourseTiles, ...]
     due: tuple[tuple[Course, AssignmentTile], ...]  # what one may still hand in and has a deadline, the next first
-    reports: tuple[tuple[Submission, str], ...]  # one's own latest graded submissions, each with its title
+    reports: tuple[tuple[Submission, str, str], ...]  # one's own latest graded ones: title, and what a late one counts
 
 
 def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> Home:
@@ -124,13 +124,41 @@ def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> Hom
         )
         for course in courses
     )
-    titles = {tile.entry.id: tile.title for group in found for tile in group.tiles}
+    tiles = {tile.entry.id: tile for group in found for tile in group.tiles}
     graded = sorted((row for row in mine if row.state is State.DONE), key=lambda row: -row.id)[:HOME_REPORTS]
     return Home(
         courses=found,
         due=_due(found),
-        reports=tuple((row, titles[row.course_assignment_id]) for row in graded),
+        reports=tuple(
+            (row, tiles[row.course_assignment_id].title, late_text(row, tiles[row.course_assignment_id].window))
+            for row in graded
+        ),
     )
+
+
+def late_text(row: Submission, window: Window) -> str:
+    """What the points of a late hand-in count, in words; empty for one in time, at no cost, or without a grade."""
+    if row.state is not State.DONE or row.result is None or row.result.verdict == "held":
+        return ""
+    return window.at(row.submitted_at).counted_text(row.result.points)
+
+
+def late_texts(db: Session, rows: Sequence[Submission], catalog: Catalog) -> dict[int, str]:
+    """`late_text` of submissions of any students, by id; in time ones are left out. One statement, or none."""
+    priced = [row for row in rows if row.course_assignment.late_percent]
+    if not priced:
+        return {}
+    query = select(Extension).where(
+        Extension.course_assignment_id.in_({row.course_assignment_id for row in priced}),
+        Extension.user_id.in_({row.user_id for row in priced}),
+    )
+    until = {(one.course_assignment_id, one.user_id): one.until for one in db.scalars(query)}
+    found = {}
+    for row in priced:
+        entry = row.course_assignment
+        own = until.get((entry.id, row.user_id))
+        found[row.id] = late_text(row, window_until(entry, loaded(catalog, entry.slug), own))
+    return {number: text for number, text in found.items() if text}
 
 
 def _due(courses: Sequence[CourseTiles]) -> tuple[tuple[Course, AssignmentTile], ...]:

@@ -74,17 +74,21 @@ def report_of(
     return Shown(report=found, notices=_notices(result, found), drawings=drawings, finished=finished)
 
 
-def report_html(row: Submission, catalog: Catalog, gallery: Gallery, shelf: Shelf, *, for_staff: bool) -> Markup:
+def report_html(
+    row: Submission, catalog: Catalog, gallery: Gallery, shelf: Shelf, *, for_staff: bool, late: str = ""
+) -> Markup:
     """The report as the page shows it. Made once of the same measurements, judged by the same edition.
 
     Args:
         row: with `result`, whose measurements are read only when they are needed: keep its session open.
+        late: what its points count, where being late takes something off.
     """
-    key = _edition(row, catalog, for_staff)
+    edition = _edition(row, catalog, for_staff)
+    key = (edition, late) if edition else None
     kept = shelf.get(key) if key else None
     if kept is None:
         shown = report_of(row, catalog, gallery, for_staff=for_staff)
-        kept = Markup(render_template("_report.html", submission=row, shown=shown))  # noqa: S704  by a template
+        kept = Markup(render_template("_report.html", submission=row, shown=shown, late=late))  # noqa: S704  by a template
         if shown.finished:
             shelf.put(key, kept)
     return kept

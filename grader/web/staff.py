@@ -36,7 +36,13 @@ def all_submissions(course_slug: str) -> str:
         )
         titles = {entry.slug: lists.title_of(house().catalog, entry.slug) for entry in entries}
         return render_template(
-            "all_submissions.html", course=found, entries=entries, wanted=wanted, page=page, titles=titles
+            "all_submissions.html",
+            course=found,
+            entries=entries,
+            wanted=wanted,
+            page=page,
+            titles=titles,
+            late=lists.late_texts(db, page.rows, house().catalog),
         )
 
 

@@ -85,7 +85,9 @@ def show(submission_id: int) -> str:
             own=row.user_id == viewer().id,
             news=_news(db, row, now=now),
             under_way=under_way,
-            report="" if under_way else report_html(row, here.catalog, here.gallery, here.shelf, for_staff=teaches),
+            report=""
+            if under_way
+            else report_html(row, here.catalog, here.gallery, here.shelf, for_staff=teaches, late=_late(db, row)),
             source=source_html(row.source, here.shelf),
             n_lines=count_lines(row.source),
             word=words.state_of(row, row.result),
@@ -98,10 +100,11 @@ def report(submission_id: int) -> str:
     """The report alone, for the script that puts it into the page."""
     with house().database.read() as db:
         row = _visible_or_404(db, submission_id, viewer())
+        late = _late(db, row)
     # charts are waited for, so no database connection is held here
     teaches = viewer().teaches_in(row.course_assignment.course_id)
     shown = report_of(row, house().catalog, house().gallery, for_staff=teaches, wait_s=SCRIPT_WAIT_S)
-    return render_template("_report.html", submission=row, shown=shown)
+    return render_template("_report.html", submission=row, shown=shown, late=late)
 
 
 @bp.get("/submissions/<int:submission_id>/report.html")
@@ -109,6 +112,7 @@ def report_file(submission_id: int) -> Response:
     """The report and the source as one file that needs no network."""
     with house().database.read() as db:
         row = _visible_or_404(db, submission_id, viewer())
+        late = _late(db, row)
     teaches = viewer().teaches_in(row.course_assignment.course_id)
     shown = report_of(row, house().catalog, house().gallery, for_staff=teaches, wait_s=DOWNLOAD_WAIT_S)
     if shown.report is None:
@@ -118,6 +122,7 @@ def report_file(submission_id: int) -> Response:
         submission=row,
         entry=row.course_assignment,
         shown=shown,
+        late=late,
         lines=source_lines(row.source),
         word=words.state_of(row, row.result),
         title=lists.title_of(house().catalog, row.course_assignment.slug),
@@ -208,6 +213,11 @@ def _news(db: Session, row: Submission, *, now: datetime) -> dict[str, object]:
         "stamp": f"{row.state} {row.attempt}",  # when it changes, what staff see of its handling has
         "done": row.state not in (State.QUEUED, State.RUNNING),
     }
+
+
+def _late(db: Session, row: Submission) -> str:
+    """What the points of a late hand-in count, in words."""
+    return lists.late_texts(db, [row], house().catalog).get(row.id, "")
 
 
 def _visible_or_404(

@@ -60,6 +60,14 @@ def test_a_penalty_never_takes_more_than_everything():
     assert Window(deadline=DUE, late_days=9, late_percent=40.0).at(DUE + 5 * DAY).counted(70.0) == 0.0
 
 
+def test_what_a_late_hand_in_counts_is_said_with_its_reason():
+    window = Window(deadline=DUE, late_days=2, late_percent=20.0)
+    assert window.at(DUE).counted_text(70.0) == ""
+    assert window.at(DUE + SECOND).counted_text(70.0) == "56 after 20 % for 1 late day"
+    assert window.at(DUE + 2 * DAY).counted_text(70.0) == "42 after 40 % for 2 late days"
+    assert Window(deadline=DUE, late_days=2).at(DUE + DAY).counted_text(70.0) == ""
+
+
 def test_without_a_deadline_nothing_is_late():
     window = Window(late_days=2, late_percent=10.0)
     assert window.at(DUE + 99 * DAY).phase is Phase.OPEN

@@ -79,6 +79,29 @@ def test_the_home_page_lists_what_is_due_and_the_last_reports(campus: Campus) ->
     assert f'/{SLUG}"' not in home.split("Due next")[1].split("</section>")[0]  # full marks: nothing left to do
 
 
+def test_what_being_late_takes_off_is_said_wherever_the_points_are(campus: Campus) -> None:
+    with campus.database.write() as db:
+        found = course.find_course(db, COURSE)
+        assert found is not None
+        due = campus.now - timedelta(hours=1)
+        entry = course.set_assignment(db, course_id=found.id, slug=SLUG, deadline=due, late_days=3, late_percent=20.0)
+    late = campus.graded("ada", stored("ok-block-pointers"))
+    ada, grace = campus.client("ada"), campus.client("grace", Role.INSTRUCTOR)
+    places = (f"/submissions/{late}", f"/submissions/{late}/report", f"/submissions/{late}/report.html", PAGE, "/")
+    said = "56 after 20 % for 1 late day"
+    assert {path for path in places if ada.get(path).text.count(said) != 1} == set()
+    everything = f"/c/{COURSE}/submissions"
+    assert grace.get(everything).text.count(said) == grace.get(places[0]).text.count(said) == 1
+    with campus.database.write() as db:  # the student's own deadline makes it in time, also on what was kept
+        until = campus.now + timedelta(days=1)
+        ada_id = campus.person("ada").id
+        course.grant_extension(
+            db, course_assignment_id=entry.id, user_id=ada_id, until=until, actor_id=None, now=campus.now
+        )
+    assert {path for path in places if " after 20 % for " in ada.get(path).text} == set()
+    assert said not in grace.get(everything).text
+
+
 def test_the_page_says_how_many_attempts_are_left_and_when_the_next_is_taken(
     sqlite_database: Database, tmp_path: Path
 ) -> None:
