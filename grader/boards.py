@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -35,6 +35,8 @@ _SHARED = (
     *("user_id", "submission_id", "submitted_at", "verdict", "out_of", "withheld", "provisional", "speedup"),
     *("gpu", "limit_share"),
 )
+_OF_SUBMISSION = {"user_id", "submitted_at"}  # of those, the columns of a live row that are not the result's
+_AT_ONCE = 1000  # rows asked for by number in one statement; databases take some ten thousand
 _KEPT = (*_SHARED, "points", "days_late", "rank", "shared", "hand_ins")
 
 
@@ -61,7 +63,22 @@ class Best:
     hand_ins: int  # graded ones
 
 
-def best_of_each(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineup:
+    """Who stands on a board, the best first. Lines are read when they are shown: a page has fifty of thousands."""
+
+    total: int
+    timed: bool  # the speed of any of them was measured
+    limited: bool  # and how near it is to the GPU's limit
+    lines: Callable[
+        [int, int], list[Best]
+    ]  # from this place, counted from 0, to before that; while its session is open
+
+    def all_lines(self) -> list[Best]:
+        return self.lines(0, self.total)
+
+
+def live(
     session: Session,
     entry: CourseAssignment,
     assignment: Assignment | None,
@@ -69,8 +86,8 @@ def best_of_each(
     include_held: bool = False,
     gpu: str | None = None,
     until: datetime | None = None,
-) -> list[Best]:
-    """Every student's best graded submission, the best first. A later, worse one never replaces it.
+) -> Lineup:
+    """Every student with their best graded submission. A later, worse one never replaces it.
 
     Ordered and ranked by grader.standings, by what is left after late days. Instructors are not ranked.
 
@@ -87,24 +104,33 @@ def best_of_each(
         graded.append(Result.gpu == gpu)
     if until is not None:
         graded.append(Submission.submitted_at <= until)
-    people = _people(session, entry, Enrollment.role == Role.STUDENT)
     window_of = course.windows_of(session, entry=entry, assignment=assignment)
-    candidates = _candidates(graded, course.window_until(entry, assignment, None).deadline)
-    rows: dict[int, Any] = {row.submission_id: row for row in session.execute(candidates) if row.user_id in people}
-    return [
-        _best(rows[one.entry.submission], one, people, window_of)
-        for one in standings.rank(
-            _entry(row.user_id, row.submission_id, row.submitted_at, row, window_of(row.user_id), row.hand_ins)
-            for row in rows.values()
-        )
-    ]
+    common = course.window_until(entry, assignment, None).deadline
+    candidates = session.execute(_candidates(entry, graded, common)).all()
+    ranked = standings.rank(
+        _entry(row.user_id, row.id, row.submitted_at, row, window_of(row.user_id), row.hand_ins) for row in candidates
+    )
+    limited = {row.id for row in candidates if row.limit_share is not None}
+    return Lineup(
+        total=len(ranked),
+        timed=any(one.entry.speedup is not None for one in ranked),
+        limited=any(one.entry.submission in limited for one in ranked),
+        lines=lambda start, stop: _live_lines(session, entry, window_of, ranked[start:stop]),
+    )
 
 
-def _candidates(graded: Sequence[ColumnElement[bool]], deadline: datetime | None) -> Executable:
+def best_of_each(session: Session, entry: CourseAssignment, assignment: Assignment | None, **which: Any) -> list[Best]:
+    """Every line of the live board. Arguments as for `live`."""
+    return live(session, entry, assignment, **which).all_lines()
+
+
+def _candidates(
+    entry: CourseAssignment, graded: Sequence[ColumnElement[bool]], deadline: datetime | None
+) -> Executable:
     """Of each student's rows the only ones that can be the best: a board of thousands must not be ranked in Python.
 
     Among those in time by the common deadline the database picks, in the order of grader.standings. Each later one is
-    kept, for what being late costs is a rule of grader.deadlines.
+    kept, for what being late costs is a rule of grader.deadlines. Only what ranking needs is read of them.
     """
     in_time = literal(True) if deadline is None else Submission.submitted_at <= deadline
     rivals = (Submission.user_id, case((in_time, 0), else_=Submission.id))
@@ -114,39 +140,27 @@ def _candidates(graded: Sequence[ColumnElement[bool]], deadline: datetime | None
         Submission.submitted_at,
         Submission.id,
     )
-    # few columns here, for every row is sorted; the rest is read of those that are left
+    students = select(Enrollment.user_id).where(
+        Enrollment.course_id == entry.course_id, Enrollment.role == Role.STUDENT
+    )
     ranked = (
         select(
+            Submission.user_id,
             Submission.id,
+            Submission.submitted_at,
+            Result.points,
+            Result.speedup,
+            Result.speedup_low,
+            Result.speedup_high,
+            Result.limit_share,
             func.row_number().over(partition_by=rivals, order_by=best_first).label("nth"),
             func.count().over(partition_by=rivals).label("hand_ins"),
         )
         .join(Result)
-        .where(*graded)
+        .where(*graded, Submission.user_id.in_(students))
         .subquery()
     )
-    return (
-        select(
-            Submission.user_id,
-            Submission.id.label("submission_id"),
-            Submission.submitted_at,
-            Result.verdict,
-            Result.points,
-            Result.out_of,
-            Result.withheld,
-            Result.provisional,
-            Result.speedup,
-            Result.speedup_low,
-            Result.speedup_high,
-            Result.gpu,
-            Result.limit_share,
-            ranked.c.hand_ins,
-        )
-        .select_from(Submission)
-        .join(Result)
-        .join(ranked, ranked.c.id == Submission.id)
-        .where(ranked.c.nth == 1)
-    )
+    return select(ranked).where(ranked.c.nth == 1)
 
 
 def counted(rows: Iterable[Submission], window: Window) -> Submission | None:
@@ -262,16 +276,21 @@ def frozen(session: Session, course_assignment_id: int) -> list[Board]:
     )
 
 
+def frozen_lineup(session: Session, board: Board, entry: CourseAssignment) -> Lineup:
+    """A frozen board as it was; only names follow what each student chooses now."""
+    counts = select(func.count(), func.count(BoardEntry.speedup), func.count(BoardEntry.limit_share))
+    total, timed, limited = session.execute(counts.where(BoardEntry.board_id == board.id)).one()
+    return Lineup(
+        total=total,
+        timed=timed > 0,
+        limited=limited > 0,
+        lines=lambda start, stop: _frozen_lines(session, board, entry, start, stop),
+    )
+
+
 def frozen_lines(session: Session, board: Board, entry: CourseAssignment) -> list[Best]:
-    """The lines of a frozen board as they were; only names follow what each student chooses now."""
-    people = _people(session, entry)
-    query = select(BoardEntry).where(BoardEntry.board_id == board.id).order_by(BoardEntry.place)
-    found = []
-    for line in session.scalars(query):
-        user_name, name = people.get(line.user_id, ("", ANONYMOUS))  # somebody who left the course
-        values = {column: getattr(line, column) for column in _KEPT}
-        found.append(Best(user_name=user_name, name=name, **values))
-    return found
+    """Every line of a frozen board."""
+    return frozen_lineup(session, board, entry).all_lines()
 
 
 def withdraw(session: Session, board: Board, *, actor_id: int | None, now: datetime) -> bool:
@@ -351,12 +370,47 @@ def _loaded(catalog: Catalog, slug: str) -> Assignment | None:
 # -- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _people(session: Session, entry: CourseAssignment, *where: Any) -> dict[int, tuple[str, str]]:
-    """Name and shown name of everybody in the course, by user id."""
+def _live_lines(
+    session: Session, entry: CourseAssignment, window_of: WindowOf, ranked: Sequence[standings.Standing]
+) -> list[Best]:
+    found = []
+    for start in range(0, len(ranked), _AT_ONCE):
+        part = ranked[start : start + _AT_ONCE]
+        query = (
+            select(*(getattr(Submission if name in _OF_SUBMISSION else Result, name) for name in _SHARED))
+            .join(Result)
+            .where(Submission.id.in_([one.entry.submission for one in part]))
+        )
+        rows = {row.submission_id: row for row in session.execute(query)}
+        people = _people(session, entry, [row.user_id for row in rows.values()])
+        found += [_best(rows[one.entry.submission], one, people, window_of) for one in part]
+    return found
+
+
+def _frozen_lines(session: Session, board: Board, entry: CourseAssignment, start: int, stop: int) -> list[Best]:
+    query = (
+        select(BoardEntry)
+        .where(BoardEntry.board_id == board.id, BoardEntry.place > start, BoardEntry.place <= stop)
+        .order_by(BoardEntry.place)
+    )
+    lines = session.scalars(query).all()
+    found = []
+    for at in range(0, len(lines), _AT_ONCE):
+        part = lines[at : at + _AT_ONCE]
+        people = _people(session, entry, [line.user_id for line in part])
+        for line in part:
+            user_name, name = people.get(line.user_id, ("", ANONYMOUS))  # somebody who left the course
+            values = {column: getattr(line, column) for column in _KEPT}
+            found.append(Best(user_name=user_name, name=name, **values))
+    return found
+
+
+def _people(session: Session, entry: CourseAssignment, user_ids: Sequence[int]) -> dict[int, tuple[str, str]]:
+    """Name and shown name of those among them who are in the course, by user id."""
     query = (
         select(Enrollment.user_id, User.name, Enrollment.nickname, Enrollment.anonymous)
         .join(User, User.id == Enrollment.user_id)
-        .where(Enrollment.course_id == entry.course_id, *where)
+        .where(Enrollment.course_id == entry.course_id, Enrollment.user_id.in_(user_ids))
     )
     return {row.user_id: (row.name, shown_name(row.nickname, row.anonymous)) for row in session.execute(query)}
 
@@ -385,6 +439,5 @@ def _entry(
         points=window.at(submitted_at).counted(result.points),
         submitted_at=submitted_at,
         speedup=None if value is None or low is None or high is None else Interval(value=value, low=low, high=high),
-        provisional=result.provisional,
         hand_ins=hand_ins,
     )

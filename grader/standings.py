@@ -22,7 +22,6 @@ class Entry:
     points: float
     submitted_at: datetime
     speedup: Interval | None = None  # over the naive baseline; None where speed was not measured
-    provisional: bool = False
     hand_ins: int = 1  # graded ones that it is the best of, itself among them
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from werkzeug.wrappers import Response as AnyResponse
 
 from grader import boards, course
-from grader.boards import Best
+from grader.boards import Lineup
 from grader.deadlines import Standing
 from grader.figures import Bar, BarChart, Level, Whose
 from grader.models import Board, CourseAssignment, Enrollment, Role, State, Submission
@@ -35,7 +35,7 @@ class Shown:
     frozen: list[Board]
     board: Board | None  # None: the live one
     gpu: str | None
-    rows: list[Best]
+    lineup: Lineup
 
 
 @bp.get("/c/<course_slug>/<slug>/leaderboard")
@@ -48,7 +48,7 @@ def export(course_slug: str, slug: str) -> Response:
     """The same board for a spreadsheet. Whoever asks, it holds the names that the board shows, and no others."""
     with house().database.read() as db:
         shown = _asked_for(db, course_slug, slug)
-        text = boards.board_csv(shown.rows)
+        text = boards.board_csv(shown.lineup.all_lines())
     headers = {"Content-Disposition": f'attachment; filename="{slug}-leaderboard.csv"'}
     return Response(text, mimetype="text/csv", headers=headers)
 
@@ -75,9 +75,13 @@ def appear(course_slug: str, slug: str) -> AnyResponse:
         own = _enrolled(db, entry)
         if own is None:
             abort(404)
+        before = own.nickname
         course.appear_as(db, own, nickname=nickname, anonymous=anonymous)
         name = course.shown_name(own.nickname, own.anonymous)
+        unseen = own.nickname if own.anonymous and own.nickname != before else ""
     flash(f"Every board of this course now shows you as “{name}”.", "good")
+    if unseen:
+        flash(f"“{unseen}” is saved and not shown: untick “Show no name at all” to show it.", "warn")
     return redirect(url_for("boards.show", course_slug=course_slug, slug=slug), code=303)
 
 
@@ -133,6 +137,7 @@ def _page(course_slug: str, slug: str, *, error: str = "", nickname: str = "", t
             if row.state is State.DONE and row.result and row.result.verdict != "held"
         ][:TREND]
         charts = _trend_charts(trend)
+        page = lists.cut(range(shown.lineup.total), page=request.args.get("page", 1, int), per_page=PER_PAGE)
         return render_template(
             "leaderboard.html",
             entry=entry,
@@ -140,12 +145,12 @@ def _page(course_slug: str, slug: str, *, error: str = "", nickname: str = "", t
             shown=shown,
             latest=_latest(shown),
             gpus=boards.gpus(db, entry.id),
-            page=lists.cut(shown.rows, page=request.args.get("page", 1, int), per_page=PER_PAGE),
+            page=page,
+            lines=shown.lineup.lines((page.number - 1) * PER_PAGE, page.number * PER_PAGE),
             teaches=teaches,
             who=teaches and "who" in request.args,
-            timed=any(one.speedup is not None for one in shown.rows),
-            limited=any(one.limit_share is not None for one in shown.rows),
-            late=any(one.days_late for one in shown.rows),
+            timed=shown.lineup.timed,
+            limited=shown.lineup.limited,
             enrolled=_enrolled(db, entry),
             trend=trend,
             counted_id=counted.id if counted else None,
@@ -168,11 +173,11 @@ def _asked_for(db: Session, course_slug: str, slug: str) -> Shown:
         abort(404)
     gpu = request.args.get("gpu", "")[:120] or None
     if board is not None:
-        rows = boards.frozen_lines(db, board, entry)
+        lineup = boards.frozen_lineup(db, board, entry)
         gpu = board.gpu
     else:
-        rows = boards.best_of_each(db, entry, house().catalog.load(slug), gpu=gpu)
-    return Shown(entry=entry, frozen=frozen, board=board, gpu=gpu, rows=rows)
+        lineup = boards.live(db, entry, house().catalog.load(slug), gpu=gpu)
+    return Shown(entry=entry, frozen=frozen, board=board, gpu=gpu, lineup=lineup)
 
 
 def _latest(shown: Shown) -> list[Board]:
