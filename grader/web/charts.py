@@ -24,13 +24,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import vl_convert
 from markupsafe import Markup
 
 from grader.figures import Bar, BarChart, Chart, HeatMap, LineChart, Whose, amount, is_empty, place
+from grader.web.drawing import Engine
 from grader.wording import error_text
 
-VEGA_LITE = "6.4"
 WIDTH = 310  # of a drawing with its labels: a telephone's column, so that text is never scaled down by much
 HEIGHT = 210
 BAR_STEP = 40
@@ -69,14 +68,15 @@ _CONFIG = {
     "text": {"fontSize": 12, "fill": "var(--ink)"},
 }
 _OPENING = re.compile(r'<svg [^>]*viewBox="0 0 ([0-9.]+) ([0-9.]+)">')
+_ENGINE = Engine()
 _log = logging.getLogger(__name__)
 
 
 class Gallery:
     """Draws each chart once and keeps it: in memory, and on disk for after a restart.
 
-    Drawing takes some ten milliseconds of a processor, during most of which no other thread runs, and the first one of
-    a process a second. So one thread draws, one chart after the other, and a page waits no longer than it wants to.
+    Drawing takes some ten milliseconds of a processor, and the first one of a process a second. So another process
+    draws (`grader.web.drawing`), one chart after the other, and a page waits no longer than it wants to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -173,7 +173,7 @@ def _engine() -> str:
 
 
 def warm_up() -> None:
-    """Start the drawing engine, which takes a second, so that nobody has to wait for it. Not before a fork."""
+    """Start the drawing engine, which takes a second, so that nobody has to wait for it."""
     draw(BarChart(title="", unit="", bars=(Bar(name="", whose=Whose.OWN, value=1.0),)))
 
 
@@ -215,7 +215,7 @@ def largest(chart: HeatMap) -> str:
 
 
 def _draw(asked: str) -> str:
-    svg: str = vl_convert.vegalite_to_svg(asked, vl_version=VEGA_LITE, allowed_base_urls=[])
+    svg = _ENGINE.draw(asked)
     opening = _OPENING.match(svg)
     if opening is None:
         raise ValueError("the engine's SVG does not begin as it used to")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +19,7 @@ import pytest
 from grader.figures import Bar, BarChart, Chart, HeatMap, Level, LineChart, Series, Whose
 from grader.web import charts
 from grader.web.charts import Gallery, draw
+from grader.web.drawing import Engine
 
 STYLE = (Path(charts.__file__).parent / "static" / "tilegrade.css").read_text(encoding="utf-8")
 EVIL = "</text></svg><script>alert(1)</script>"
@@ -350,3 +355,63 @@ def test_more_drawings_than_are_kept_in_memory_are_answered_from_disk(
     gallery.drawn(EVERY, wait_s=60)
     assert set(gallery.drawn(EVERY, wait_s=0)) == set(EVERY)
     assert len(drawn) == len(EVERY)
+
+
+# -- the process that draws -------------------------------------------------------------------------------------------
+
+SMALLEST = '{"mark": "point", "data": {"values": [{}]}}'
+# draws, says who drew and whether the engine is in this process, too; then it is killed and can clean nothing up
+SERVER = f"""
+import os, signal, sys
+from grader.web.drawing import Engine
+engine = Engine()
+engine.draw({SMALLEST!r})
+print(engine._process.pid, "vl_convert" in sys.modules, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_engine_draws_outside_of_the_server_and_ends_with_it() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", SERVER], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pid, within = done.stdout.split()
+    assert within == "False", "whatever draws holds Python's lock, and every page waits for it"
+    deadline = time.monotonic() + 20
+    while is_running(int(pid)):
+        assert time.monotonic() < deadline, "the engine outlives its server"
+        time.sleep(0.05)
+
+
+def test_an_engine_that_died_costs_one_drawing() -> None:
+    engine = Engine()
+    try:
+        first = engine.draw(SMALLEST)
+        assert engine._process is not None
+        os.kill(engine._process.pid, signal.SIGKILL)
+        with pytest.raises(ValueError, match="ended"):
+            engine.draw(SMALLEST)
+        assert engine.draw(SMALLEST) == first
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("asked", ["{", '{"mark": "no such mark"}', '{"data": 1}', "[]"])
+def test_what_the_engine_refuses_does_not_end_it(asked: str) -> None:
+    engine = Engine()
+    try:
+        engine.draw(SMALLEST)
+        process = engine._process
+        with pytest.raises(ValueError):  # noqa: PT011  the engine's own words
+            engine.draw(asked)
+        assert engine.draw(SMALLEST).startswith("<svg")
+        assert engine._process is process
+    finally:
+        engine.close()
