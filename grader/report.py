@@ -6,6 +6,7 @@ Every `str` in a report is printable as it is (`wording.plain`); what a student'
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 
@@ -71,6 +72,8 @@ def report(assignment: Assignment, examination: Examination, grade: Grade, *, fo
     sections.append(_structure(assignment, examination, grade, for_staff))
     if grade.speed is not None:
         sections.append(speed_section(assignment, examination, grade.speed, within_reach=_within_reach(grade)))
+    if not grade.numerics.required_passed:
+        sections = [_unearned(section) for section in sections]
     compiled = _compiled(examination)
     if compiled is not None:
         sections.append(compiled)
@@ -91,6 +94,18 @@ def report(assignment: Assignment, examination: Examination, grade: Grade, *, fo
         fault=grade.diagnosis.label,
         sections=tuple(sections),
     )
+
+
+UNEARNED = "Nothing is earned before the required probes pass"
+
+
+def _unearned(section: Section) -> Section:
+    """Where a required probe fails: the same section, which says why what is as asked earns nothing."""
+    if section.key == "numerics":  # a sentence names the probes already
+        return dataclasses.replace(section, unearned=f"{UNEARNED}.")
+    if section.verdict in (AxisVerdict.PASS, AxisVerdict.PARTIAL):
+        return dataclasses.replace(section, unearned=f"{UNEARNED}.", sentences=(*section.sentences, f"{UNEARNED}."))
+    return section
 
 
 def seed_commitment(seed: int) -> str:
@@ -190,7 +205,7 @@ def _numerics(assignment: Assignment, examination: Examination, axis: NumericsGr
     if required:
         names = [case.name for case in required if for_staff or not case.hidden]
         names += ["a hidden one"] * (len(names) < len(required))
-        sentences.append(f"Nothing is earned before the required probes pass; {listed(names)} did not.")
+        sentences.append(f"{UNEARNED}; {listed(names)} did not.")
     blocks: list[Block] = [_probe_table(assignment, examination, axis, for_staff)]
     blocks += _error_maps(examination, axis, for_staff)
     n_required = sum(case.required for case in axis.cases)

@@ -54,6 +54,7 @@ class Section:
     points: str = ""  # "40 of 40"
     measured: str = ""  # in a few words
     asked: str = ""  # that it is held against
+    unearned: str = ""  # why nothing is earned by what was measured, as a sentence
     staff: bool = False
 
 

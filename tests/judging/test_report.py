@@ -217,6 +217,20 @@ def test_every_axis_says_what_was_measured_and_what_was_asked():
     }
 
 
+def test_an_axis_that_earns_nothing_for_a_required_probe_says_so():
+    said = "Nothing is earned before the required probes pass"
+    found = report_of(ASSIGNMENT, wrong("random", ASSIGNMENT))
+    axes = [section for section in found.sections if section.points.startswith("0 of")]
+    assert [section.key for section in axes] == ["numerics", "memory", "structure"]
+    for section in axes:
+        assert section.unearned == f"{said}."
+        assert sum(said in sentence for sentence in section.sentences) == 1
+    assert not any(section.unearned for section in report_of().sections)
+    # one that is not as asked earns nothing for that
+    grows = report_of(ASSIGNMENT, wrong("random", ASSIGNMENT), memory=memory_points(forward=2.0))
+    assert (grows.section("memory").verdict, grows.section("memory").unearned) == ("fail", "")
+
+
 def test_what_is_not_as_asked_is_named_beside_the_numbers():
     many = audit_of(ASSIGNMENT, n_launches=3, torch_ops=(TorchOp(op="aten.bmm.default", count=1, size_bytes=10**6),))
     assert report_of(audit=many).section("structure").measured == (

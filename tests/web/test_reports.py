@@ -53,6 +53,14 @@ def test_every_axis_says_what_was_measured_against_what_was_asked(sqlite_campus:
     assert "at most T^1.25, and every size fits" in cards
 
 
+def test_a_card_that_passes_and_earns_nothing_says_why(sqlite_campus: Campus) -> None:
+    html = whole(sqlite_campus, "ada", sqlite_campus.graded("ada", stored("no-rescale-output")))
+    cards = html[html.index('<ul class="axes">') : html.index("</ul>", html.index('<ul class="axes">'))].split("<li")
+    passing = [card for card in cards if ">Pass<" in card and ">0 of" in card]
+    assert passing
+    assert all("Nothing is earned before the required probes pass." in card for card in passing)
+
+
 def test_a_named_mistake_comes_with_its_step_and_hint(sqlite_campus: Campus) -> None:
     html = whole(sqlite_campus, "ada", sqlite_campus.graded("ada", stored("no-rescale-output")))
     assert "no-rescale-output</code>" in html
