@@ -144,11 +144,13 @@ def _at_a_glance(name: str) -> str:
 
 
 def appear_as(session: Session, enrollment: Enrollment, *, nickname: str, anonymous: bool) -> None:
-    """How every board of the course shows somebody from now on. Without a nickname the one that is there stays.
+    """How every board of the course shows somebody from now on. The anonymous may leave the nickname as it is.
 
     Raises:
-        UserError: as `rename` does; or the nickname is what boards call the anonymous.
+        UserError: as `rename` does; there is neither; or the nickname is what boards call the anonymous.
     """
+    if not nickname.strip() and not anonymous:
+        raise UserError("Type a nickname, or tick “Show no name at all”.")
     if nickname.strip():
         if _at_a_glance(nickname) == _at_a_glance(ANONYMOUS):
             raise UserError(f"{ANONYMOUS!r} is what boards call those who show no name; tick that instead.")

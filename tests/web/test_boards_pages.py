@@ -91,6 +91,7 @@ def test_who_is_anonymous_finds_their_own_row_and_the_way_back(filled: Campus, t
         pytest.param("ruby-kite-34", "is taken in this course", id="taken"),
         pytest.param("x" * 41, "1 to 40 printable characters", id="long"),
         pytest.param("Anonymous", "tick that instead", id="as-if-anonymous"),
+        pytest.param("", "Type a nickname, or tick", id="blank"),
     ],
 )
 def test_a_refused_nickname_says_why_and_is_still_in_the_form(
@@ -100,8 +101,19 @@ def test_a_refused_nickname_says_why_and_is_still_in_the_form(
     answer = ada.post(f"{BOARD}/name", data={"csrf_token": token_of(ada), "nickname": nickname})
     assert answer.status_code == 400
     assert said in answer.text
-    assert f'value="{nickname}"' in answer.text
+    assert f'value="{nickname or "teal-owl-12"}"' in answer.text
     assert "teal-owl-12" in filled.client("ben").get(BOARD).text
+
+
+def test_a_nickname_typed_while_the_box_is_ticked_is_saved_and_said_not_to_be_shown(
+    filled: Campus, token_of: Token
+) -> None:
+    ada = filled.client("ada")
+    said = "untick “Show no name at all” to show it"
+    for nickname, told in (("teal-owl-12", False), ("blue-wren-7", True)):
+        ada.post(f"{BOARD}/name", data={"csrf_token": token_of(ada), "nickname": nickname, "anonymous": "1"})
+        assert (said in ada.get(BOARD).text) is told
+    assert "blue-wren-7" not in filled.client("ben").get(BOARD).text
 
 
 def test_whoever_stands_on_no_board_has_no_name_to_choose(filled: Campus, token_of: Token) -> None:
