@@ -206,6 +206,7 @@ def _numerics(assignment: Assignment, examination: Examination, axis: NumericsGr
         names = [case.name for case in required if for_staff or not case.hidden]
         names += ["a hidden one"] * (len(names) < len(required))
         sentences.append(f"{UNEARNED}; {listed(names)} did not.")
+    sentences.append(f"The weights of the probes share out the {points_text(axis.out_of)} points of this axis.")
     blocks: list[Block] = [_probe_table(assignment, examination, axis, for_staff)]
     blocks += _error_maps(examination, axis, for_staff)
     n_required = sum(case.required for case in axis.cases)
@@ -243,7 +244,7 @@ def _probe_table(assignment: Assignment, examination: Examination, axis: Numeric
         )
     return Table(
         title="Probes",
-        columns=("probe", "what it tries", "verdict", "error", "limit", "first wrong element", "points"),
+        columns=("probe", "what it tries", "verdict", "error", "limit", "first wrong element", "weight"),
         rows=tuple(rows),
         marks=tuple(case.verdict.value for case in axis.cases),
     )

@@ -231,6 +231,16 @@ def test_an_axis_that_earns_nothing_for_a_required_probe_says_so():
     assert (grows.section("memory").verdict, grows.section("memory").unearned) == ("fail", "")
 
 
+@pytest.mark.parametrize("slug", ["flash-attention", "fused-bias-dropout-layernorm"])
+def test_what_a_probe_weighs_is_not_called_points_of_the_axis(slug):
+    assignment = assignment_of(slug)
+    found = report_of(assignment)
+    table = block_of(found, "numerics", Table, "Probes")
+    assert table.columns[-1] == "weight"
+    said = f"share out the {points_text(assignment.points['numerics'])} points of this axis."
+    assert sum(said in sentence for sentence in found.section("numerics").sentences) == 1
+
+
 def test_what_is_not_as_asked_is_named_beside_the_numbers():
     many = audit_of(ASSIGNMENT, n_launches=3, torch_ops=(TorchOp(op="aten.bmm.default", count=1, size_bytes=10**6),))
     assert report_of(audit=many).section("structure").measured == (
