@@ -453,7 +453,9 @@ def _structure_checks(
             name="torch-ops",
             ok=not foreign,
             found=", ".join(foreign) if foreign else "none",
-            allowed=", ".join(asked.torch_ops) if asked.torch_ops else "none beside copies, fills and views",
+            allowed=f"beside copies, fills and views these are allowed: {', '.join(asked.torch_ops)}"
+            if asked.torch_ops
+            else "none beside copies, fills and views",
         ),
     ]
     if asked.max_tile_elements is not None:

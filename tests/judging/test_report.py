@@ -231,6 +231,18 @@ def test_an_axis_that_earns_nothing_for_a_required_probe_says_so():
     assert (grows.section("memory").verdict, grows.section("memory").unearned) == ("fail", "")
 
 
+@pytest.mark.parametrize("slug", ["flash-attention", "flash-attention-forward", "fused-bias-dropout-layernorm"])
+def test_operations_that_are_allowed_are_called_so(slug):
+    assignment = assignment_of(slug)
+    table = block_of(report_of(assignment), "structure", Table, "Requirements")
+    asked = next(row[2] for row in table.rows if row[0] == "torch operations")
+    allowed = ", ".join(assignment.structure.torch_ops)
+    if allowed:
+        assert asked == f"beside copies, fills and views these are allowed: {allowed}"
+    else:
+        assert asked == "none beside copies, fills and views"
+
+
 @pytest.mark.parametrize("slug", ["flash-attention", "fused-bias-dropout-layernorm"])
 def test_what_a_probe_weighs_is_not_called_points_of_the_axis(slug):
     assignment = assignment_of(slug)
