@@ -300,6 +300,9 @@ def test_a_deadline_that_passes_over_an_open_form_is_said_and_keeps_what_was_pas
     assert "precious = 1\n</textarea>" in answer.text
     assert 'type="file"' not in answer.text
     assert campus.rung == []
+    assert "The first try is the best way" in html  # what is closed invites to nothing
+    assert "You have handed in nothing." in answer.text
+    assert "The first try" not in answer.text
 
 
 def test_the_page_follows_a_submission_to_its_report(campus: Campus) -> None:
