@@ -25,9 +25,9 @@ from sqlalchemy.orm import Session
 from grader import accounts, boards, course, db, devices, doctor, examining, judging, scaffold, submissions
 from grader import report as reports
 from grader.assignment import Assignment, load_assignment
-from grader.course import Catalog
+from grader.course import Catalog, Keep
 from grader.db import Database
-from grader.deadlines import Window
+from grader.deadlines import Phase, Window
 from grader.errors import AssignmentError, GraderFault, UserError
 from grader.measurement import Examination
 from grader.models import Board, Course, CourseAssignment, Role, User
@@ -401,10 +401,12 @@ def set_password(name: str, password_stdin: bool) -> None:
 
 @user_group.command("list")
 def list_users() -> None:
-    """List everybody."""
+    """List everybody, and what they are in which course."""
     with _database(_settings()) as database, database.read() as session:
         for one in accounts.users(session):
-            click.echo(f"{one.name}{' (staff)' if one.is_staff else ''}{'' if one.active else ' (inactive)'}")
+            marks = f"{' (staff)' if one.is_staff else ''}{'' if one.active else ' (inactive)'}"
+            roles = ", ".join(f"{role.value} in {slug}" for slug, role in course.roles_of(session, one.id))
+            click.echo(f"{one.name}{marks}" + (f": {roles}" if roles else ""))
 
 
 @cli.group("course")
@@ -428,10 +430,7 @@ def list_courses() -> None:
         for one in course.all_courses(session):
             click.echo(f"{one.slug}: {one.title}")
             for entry in course.assignments_of(session, one.id):
-                closed = f", closed: {entry.closed_reason}" if entry.closed_reason else ""
-                deadline = _deadline(entry.deadline) if entry.deadline else "the folder's deadline"
-                late = f", {count(entry.late_days, 'late day')} at {entry.late_percent:g} %" if entry.late_days else ""
-                click.echo(f"    {entry.slug}: {entry.device}, {deadline}{late}{closed}")
+                click.echo(f"    {_set(entry)}")
 
 
 @course_group.command("enrol")
@@ -443,7 +442,9 @@ def enrol(course_slug: str, names: tuple[str, ...], role: str) -> None:
     with _database(_settings()) as database, database.write() as session:
         found = _course(session, course_slug)
         for name in names:
-            course.enrol(session, course_id=found.id, user_id=_user(session, name).id, role=Role(role))
+            user = _user(session, name)
+            course.enrol(session, course_id=found.id, user_id=user.id, role=Role(role))
+            click.echo(f"{user.name} is {'an' if role[0] in 'aeiou' else 'a'} {role} in {found.slug}")
 
 
 class Moment(click.DateTime):
@@ -481,11 +482,18 @@ def assign(ctx: click.Context, /, course_slug: str, slugs: tuple[str, ...], **gi
     # None may be a value: ask whether the option was there
     named = {key: value for key, value in given.items() if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE}
     settings = _settings()
+    catalog = Catalog(settings.assignments_dir)
+    known = catalog.slugs()
+    for slug in slugs:
+        if slug not in known:
+            raise UserError(f"There is no assignment {slug!r}; there are: {', '.join(known) or 'none'}.")
     with _database(settings) as database, database.write() as session:
         found = _course(session, course_slug)
         for slug in slugs:
-            Catalog(settings.assignments_dir).load(slug)
-            course.set_assignment(session, course_id=found.id, slug=slug, **named)
+            rules = catalog.load(slug)
+            entry = course.set_assignment(session, course_id=found.id, slug=slug, **named)
+            window = course.window_until(entry, rules, None)
+            click.echo(f"{_set(entry, window.deadline)}, {_state(entry, window)}")
 
 
 @course_group.command("reopen")
@@ -493,8 +501,12 @@ def assign(ctx: click.Context, /, course_slug: str, slugs: tuple[str, ...], **gi
 @click.argument("slug")
 def reopen(course_slug: str, slug: str) -> None:
     """Take hand-ins again for an assignment that was closed."""
-    with _database(_settings()) as database, database.write() as session:
-        course.reopen_assignment(session, entry=_entry(session, course_slug, slug), actor_id=None, now=_now())
+    settings = _settings()
+    with _database(settings) as database, database.write() as session:
+        entry = _entry(session, course_slug, slug)
+        course.reopen_assignment(session, entry=entry, actor_id=None, now=_now())
+        window = course.window_until(entry, Catalog(settings.assignments_dir).load(slug), None)
+        click.echo(f"{_set(entry, window.deadline)}, {_state(entry, window)}")
 
 
 @course_group.command("extend")
@@ -780,6 +792,25 @@ def _deadline(moment: datetime | None) -> str:
         return "no deadline"
     # the seconds are told where a minute alone would mislead
     return f"until {moment:%Y-%m-%d %H:%M:%S} UTC" if moment.second else f"until {moment:%Y-%m-%d %H:%M} UTC"
+
+
+def _set(entry: CourseAssignment, deadline: datetime | Keep | None = Keep.AS_IT_IS) -> str:
+    """How a course sets an assignment. Without `deadline`, the one that holds, the folder's is not looked up."""
+    if isinstance(deadline, Keep):
+        until = _deadline(entry.deadline) if entry.deadline else "the folder's deadline"
+    else:
+        until = _deadline(deadline)
+    late = f", {count(entry.late_days, 'late day')} at {entry.late_percent:g} %" if entry.late_days else ""
+    closed = f", closed: {entry.closed_reason}" if entry.closed_reason else ""
+    return f"{entry.slug}: {entry.device}, {until}{late}{closed}"
+
+
+def _state(entry: CourseAssignment, window: Window) -> str:
+    """Whether hand-ins are taken now."""
+    phase = window.at(_now()).phase
+    if phase is Phase.BEFORE:
+        return f"opens {window.opens_at:%Y-%m-%d %H:%M} UTC"
+    return "not open" if entry.closed_reason or phase is Phase.CLOSED else "open now"
 
 
 def _when(window: Window) -> str:

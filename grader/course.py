@@ -169,6 +169,14 @@ def enrollment_of(session: Session, *, course_id: int, user_id: int) -> Enrollme
     ).one_or_none()
 
 
+def roles_of(session: Session, user_id: int) -> list[tuple[str, Role]]:
+    """The courses that somebody is enrolled in, by slug, and as what."""
+    query = select(Course.slug, Enrollment.role).join(Enrollment, Enrollment.course_id == Course.id)
+    return [
+        (slug, role) for slug, role in session.execute(query.where(Enrollment.user_id == user_id).order_by(Course.slug))
+    ]
+
+
 def role_in(session: Session, *, user: User, course_id: int) -> Role | None:
     """What `user` may do in the course; None: nothing. Staff are instructors everywhere."""
     if user.is_staff:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from grader import db, examining, submissions
 from grader.cli import cli
@@ -111,7 +111,7 @@ def test_a_mistake_is_answered_with_what_to_do(tilegrade, course_of_ada, argumen
 
 
 def test_an_assignment_that_does_not_exist_cannot_be_set(tilegrade, course_of_ada):
-    with pytest.raises(AssignmentError, match="tripling"):
+    with pytest.raises(UserError, match=r"There is no assignment 'tripling'; there are: doubling\.$"):
         tilegrade("course", "assign", "gpu", "tripling")
 
 
@@ -124,8 +124,27 @@ def test_a_password_is_printed_once_or_never(tilegrade):
 
 def test_people_and_courses_are_listed(tilegrade, course_of_ada):
     tilegrade("user", "add", "root", "--staff")
-    assert tilegrade("user", "list") == "ada\nroot (staff)\n"
+    assert tilegrade("user", "list") == "ada: student in gpu\nroot (staff)\n"
     assert tilegrade("course", "list") == "gpu: GPU programming\n    doubling: cpu, the folder's deadline\n"
+
+
+def test_what_changes_a_course_says_what_holds_now(tilegrade, course_of_ada, environ):
+    assert tilegrade("course", "enrol", "gpu", "Ada", "--role", "instructor") == "ada is an instructor in gpu\n"
+    assign = ("course", "assign", "gpu", "doubling")
+    assert tilegrade(*assign) == "doubling: cpu, until 2027-03-01 23:59 UTC, open now\n"
+    late = ("--deadline", "2999-12-10", "--late-days", "2", "--late-percent", "10")
+    assert tilegrade(*assign, *late) == "doubling: cpu, until 2999-12-10 23:59:59 UTC, 2 late days at 10 %, open now\n"
+    past = ("--deadline", "2020-12-10", "--late-days", "0")
+    assert tilegrade(*assign, *past) == "doubling: cpu, until 2020-12-10 23:59:59 UTC, not open\n"
+    later = ("--deadline", "2999-12-10", "--opens-at", "2998-01-02")
+    assert tilegrade(*assign, *later).endswith(", opens 2998-01-02 00:00 UTC\n")
+    tilegrade(*assign, "--opens-at", "none")
+    database = Database(environ["TILEGRADE_DATABASE_URL"])
+    with database.write() as session:
+        session.execute(update(CourseAssignment).values(closed_reason="broken"))
+    database.close()
+    assert tilegrade(*assign).endswith(", closed: broken, not open\n")
+    assert tilegrade("course", "reopen", "gpu", "doubling").endswith("until 2999-12-10 23:59:59 UTC, open now\n")
 
 
 def test_a_deadline_is_set_in_utc(tilegrade, course_of_ada):
