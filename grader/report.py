@@ -468,6 +468,12 @@ _CHECKS = {
 }
 
 
+BOTH_WAYS = (
+    "Counted of yours is the forward alone; the least possible and the naive chain are forward and backward together, "
+    "so a forward can lie below the least."
+)
+
+
 def _structure(assignment: Assignment, examination: Examination, grade: Grade, for_staff: bool) -> Section:
     asked = assignment.structure
     limits = (
@@ -492,12 +498,18 @@ def _structure(assignment: Assignment, examination: Examination, grade: Grade, f
     if findings is not None:
         blocks.append(findings)
     found = count(audit.n_launches, "launch", "launches")
+    both = any(output.gradient for output in assignment.outputs)
     if axis.bytes_ratio is not None:
         found += f" and {axis.bytes_ratio:.2f} times the least bytes"
+    if both:
+        found += " in the forward"
+        limits += " of forward and backward"
     failed = [_CHECKS[check.name] for check in (*axis.refusals, *axis.checks) if not check.ok]
     if set(failed) - {"launches", "unique bytes"}:
         found += f"; not as asked: {listed(failed)}"
     said = _structure_sentences(audit, axis)
+    if both:
+        said.append(BOTH_WAYS)
     return axis_section("structure", "Structure", axis, said, blocks, measured=found, asked=limits)
 
 

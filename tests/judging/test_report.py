@@ -231,6 +231,17 @@ def test_an_axis_that_earns_nothing_for_a_required_probe_says_so():
     assert (grows.section("memory").verdict, grows.section("memory").unearned) == ("fail", "")
 
 
+@pytest.mark.parametrize("slug", ["flash-attention", "flash-attention-forward"])
+def test_bytes_of_a_forward_beside_the_least_of_both_ways_are_told_as_that(slug):
+    assignment = assignment_of(slug)
+    both = any(output.gradient for output in assignment.outputs)
+    structure = report_of(assignment).section("structure")
+    assert structure.asked.endswith(" of forward and backward") is both
+    assert structure.measured.startswith("1 launch and 1.02 times the least bytes" + " in the forward" * both)
+    told = [s for s in structure.sentences if "the least possible and the naive chain are forward and backward" in s]
+    assert len(told) == both
+
+
 @pytest.mark.parametrize("slug", ["flash-attention", "flash-attention-forward", "fused-bias-dropout-layernorm"])
 def test_operations_that_are_allowed_are_called_so(slug):
     assignment = assignment_of(slug)
