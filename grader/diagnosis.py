@@ -556,6 +556,23 @@ class _Candidate:
         return (-self.explained, self.contradicted, self.mispredicted, tiled, self.order)
 
 
+def _within_one_tile(facts: _Facts, match: MistakeMatch) -> int:
+    """How many right probes cannot show a mistake between tiles, where all the wrong ones are wider than a tile."""
+    tile = match.tile
+    if tile is None:
+        return 0
+
+    def is_narrow(case: CaseGrade) -> bool:
+        asked = facts.assignment.case(case.name)
+        return asked is not None and max(asked.axes.get("keys", 0), asked.axes.get("cols", 0)) in range(1, tile + 1)
+
+    on = {probe.probe: probe for probe in match.probes}
+    if any(is_narrow(case) for case in facts.wrong_values):
+        return 0
+    narrow = [case for case in facts.passing if case.name in on and is_narrow(case)]
+    return sum(_predicts_pass(on[case.name], case) for case in narrow)
+
+
 def _known_mistake(facts: _Facts) -> Diagnosis | None:
     wrong, right = facts.wrong_values, facts.passing
     found = []
@@ -578,10 +595,14 @@ def _known_mistake(facts: _Facts) -> Diagnosis | None:
     best = found[0]
     other = next((candidate.match.label for candidate in found if candidate.match.label != best.match.label), "")
     tile = f", with a tile of {best.match.tile}" if best.match.tile is not None else ""
-    evidence = (
+    evidence: tuple[str, ...] = (
         f"The outputs agree with this mistake{tile} in {best.explained} of {count(best.compared, 'wrong probe')}, and "
         f"it gives right answers in {best.tried - best.contradicted} of the {best.tried} that are right.",
     )
+    within = _within_one_tile(facts, best.match)
+    if within:
+        fit = f"{count(within, 'right probe')} {'fits' if within == 1 else 'fit'} into one such tile"
+        evidence += (f"{fit}, where this mistake changes nothing.",)
     return Diagnosis(
         label=best.match.label,
         sentence=_stop(f"Outputs agree with a known mistake: {best.match.label.replace('-', ' ')}"),

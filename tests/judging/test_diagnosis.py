@@ -380,6 +380,31 @@ def test_a_mistake_that_explains_the_outputs_is_named_with_its_step_and_hint():
 
 
 @pytest.mark.parametrize(
+    ("tile", "said"),
+    [
+        pytest.param(1024, "N right probes fit into one such tile, where this mistake changes nothing.", id="fits"),
+        pytest.param(512, "N right probes fit into one such tile, where this mistake changes nothing.", id="just-fits"),
+        pytest.param(256, "", id="they-are-wider"),
+        pytest.param(4096, "", id="the-wrong-one-fits-too"),
+        pytest.param(None, "", id="no-tile"),
+    ],
+)
+@pytest.mark.parametrize("axis", ["cols", "keys"])
+def test_right_probes_that_fit_into_one_tile_are_said_to_show_nothing(axis, tile, said):
+    wide, *narrow = SOFTMAX.cases
+    cases = (
+        dataclasses.replace(wide, axes={axis: 2000}),
+        *(dataclasses.replace(one, axes={axis: 512}) for one in narrow),
+    )
+    asked = dataclasses.replace(SOFTMAX, cases=cases)
+    bank = (mistake("no-rescale", [wide.name], names_of(asked), tile=tile),)
+    found = diagnosis(asked, wrong(wide.name, asked), mistakes=bank)
+    assert found.label == "no-rescale"
+    told = [one for one in found.evidence if "one such tile" in one]
+    assert told == ([said.replace("N", str(len(narrow)))] if said else [])
+
+
+@pytest.mark.parametrize(
     "bank",
     [
         pytest.param({"distance": 0.3}, id="far-from-the-student"),
