@@ -308,18 +308,18 @@ def withdraw(session: Session, board: Board, *, actor_id: int | None, now: datet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradebookRow:
-    """One student and one assignment, as exported to a spreadsheet."""
+    """One student and one assignment, as exported to a spreadsheet. What is None has nothing in its cell."""
 
     user_name: str
     assignment: str
     submission_id: int | None = None  # None: handed in nothing that was graded
     submitted_at: datetime | None = None
     verdict: str = ""
-    points: float = 0.0  # after what being late took off
-    out_of: float = 0.0
-    days_late: int = 0
-    provisional: bool = False
-    held: bool = False
+    points: float | None = None  # after what being late took off
+    out_of: float | None = None
+    days_late: int | None = None
+    provisional: bool | None = None
+    held: bool | None = None
 
 
 def gradebook(session: Session, course_id: int, catalog: Catalog) -> list[GradebookRow]:
