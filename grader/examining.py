@@ -118,7 +118,7 @@ def _answer(text: bytes, status: int, said: str) -> dict[str, Any]:
         answer = None
     if not isinstance(answer, dict):
         if "No module named 'torch'" in said or "No module named 'triton'" in said:
-            raise UserError("Grading needs torch and triton: pip install 'tilegrade[worker]'.")
+            raise UserError("Grading needs torch and triton: `make setup` in Tilegrade's folder installs them.")
         raise GraderFault(f"the examiner ended with status {status} and no answer; it said:\n{said[-4000:].strip()}")
     if "error" in answer:
         kinds = {kind.__name__: kind for kind in (AssignmentError, GraderFault)}

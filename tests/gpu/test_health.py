@@ -188,7 +188,7 @@ def test_a_gpu_that_is_not_there_is_a_check_that_fails(library):
     ("broken", "said"),
     [
         pytest.param(NVMLError(999), "Unknown Error", id="driver"),
-        pytest.param(None, "the package nvidia-ml-py is missing", id="package"),
+        pytest.param(None, "nvidia-ml-py is missing: `DEVICE=gpu make setup`", id="package"),
     ],
 )
 def test_a_host_without_a_driver_or_its_package_is_told_so(monkeypatch, broken, said):

@@ -53,7 +53,7 @@ def session() -> Iterator[Any]:
     try:
         import pynvml
     except ImportError:
-        raise NvmlError("the package nvidia-ml-py is missing: pip install 'tilegrade[gpu]'") from None
+        raise NvmlError("the package nvidia-ml-py is missing: `DEVICE=gpu make setup` installs it") from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as exc:
