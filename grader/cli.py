@@ -456,6 +456,9 @@ class Moment(click.DateTime):
         super().__init__(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S"])
         self.ends, self.none = ends, none
 
+    def get_metavar(self, *_args: Any, **_options: Any) -> str:
+        return "DATE[THH:MM[:SS]]" + ("|none" if self.none else "")
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if self.none and value == "none":
             return None

@@ -387,6 +387,7 @@ def test_a_date_alone_is_the_end_of_that_day_and_the_beginning_for_what_opens(ti
     said = tilegrade("course", "extend", "gpu", "doubling", "ada", "--until", "2030-12-20")
     assert said == "ada may hand in doubling until 2030-12-20 23:59:59 UTC\n"
     assert "until 2030-12-10 23:59:59 UTC" in tilegrade("course", "list")
+    assert "--until DATE[THH:MM[:SS]]" in tilegrade("course", "extend", "--help")
     database = Database(environ["TILEGRADE_DATABASE_URL"])
     with database.read() as session:
         opens_at = session.scalars(select(CourseAssignment.opens_at)).one()
