@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flask import Flask
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -74,7 +75,9 @@ class Pages:
         )
 
     def wait_for_text(self, text: str, timeout_s: float = WAIT_S) -> None:
-        WebDriverWait(self.driver, timeout_s, poll_frequency=0.05).until(
+        # what is live may be replaced between finding it and reading it
+        gone = [StaleElementReferenceException]
+        WebDriverWait(self.driver, timeout_s, poll_frequency=0.05, ignored_exceptions=gone).until(
             lambda driver: text in driver.find_element(By.TAG_NAME, "main").text, f"the page never said {text!r}"
         )
 
@@ -131,6 +134,8 @@ class Pages:
     def complaints(self) -> list[str]:
         """What the browser wrote into its console about this server: script errors, and what the policy blocked."""
         said = [str(entry["message"]) for entry in self.driver.get_log("browser")]
+        # told, not complained of: what a log-out asks for was done
+        said = [line for line in said if "Clear-Site-Data header" not in line]
         # a stream of an earlier test's server may end, loudly, while the browser is already here
         return [line for line in said if "http://127.0.0.1:" not in line or self.base in line]
 
