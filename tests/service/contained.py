@@ -73,7 +73,7 @@ def _mounts(service: dict[str, object], options: set[str]) -> None:
         if not any(Path(prefix).is_relative_to(path) for prefix in (sys.prefix, sys.base_prefix, str(ROOT))):
             _mount("tmpfs", path, "tmpfs", _NOSUID | _NODEV | (0 if "exec" in how.split(",") else _NOEXEC))
         else:  # the project lies below it, as no container's does: what wants a temporary folder finds one elsewhere
-            _mount("tmpfs", "/var/tmp", "tmpfs", _NOSUID | _NODEV)  # noqa: S108
+            _mount("tmpfs", "/var/tmp", "tmpfs", _NOSUID | _NODEV)
     if "systempaths=unconfined" not in options:
         _mask_proc()
     if "writable-cgroups=true" not in options:
