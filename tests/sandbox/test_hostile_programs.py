@@ -169,7 +169,9 @@ def test_candidates_at_the_same_time_do_not_see_each_other(pool):
 def test_project_is_covered_where_the_runtime_contains_it(monkeypatch, told):
     from workers import isolation
 
-    monkeypatch.setattr(isolation, "_runtime_folders", lambda: sorted({str(PROJECT), sys.prefix, sys.base_prefix}))
+    monkeypatch.setattr(
+        isolation, "_runtime_folders", lambda _under: sorted({str(PROJECT), sys.prefix, sys.base_prefix})
+    )
     pool = SandboxPool(argv_env={}, arena_bytes=1 << 20, limits=LIMITS, size=1, program=LIGHT_CANDIDATE)
     try:
         sandbox = pool.take(20)
