@@ -97,7 +97,7 @@ def test_what_is_wrong_at_full_size_alone_is_wrong_and_not_held(examine):
 
 def wild(axis_size):
     """A correct kernel that stores far outside lse where there are so many queries; the source and the line of it."""
-    source = (PROJECT / "tests" / "hostile" / "files" / "far_keys.py").read_text()
+    source = hostile("far_keys").decode()
     store = "tl.store(lse_ptr + at,"
     assert source.count(store) == 1
     line = source[: source.index(store)].count("\n") + 1

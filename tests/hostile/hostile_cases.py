@@ -36,6 +36,7 @@ class Hostile:
     earns: str = "nothing"  # at most: nothing, or what the honest file that it is built on gets
     verdicts: tuple[str, ...]
     file: str = ""  # below tests/; the default is files/<name>.py here, behind the honest file it is built on
+    behind: str = f"corpus/{SLUG}/{BASE.name}"  # that one, below tests/
     whole: bool = False  # the file stands alone
     evidence: tuple[str, ...] = ()  # kinds of evidence: one of these at least, and no other
     failure: str = ""  # kind of failure of the file or of a probe
@@ -55,7 +56,7 @@ class Hostile:
         """The hand-in."""
         path = HERE.parent / self.file if self.file else HERE / "files" / f"{self.name}.py"
         text = path.read_text()
-        return (text if self.whole or self.file else f"{BASE.read_text()}\n\n{text}").encode()
+        return (text if self.whole or self.file else f"{(HERE.parent / self.behind).read_text()}\n\n{text}").encode()
 
 
 def hostile() -> list[Hostile]:
