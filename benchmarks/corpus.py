@@ -23,14 +23,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import sections  # noqa: E402
+
 from grader.assignment import Limits, load_assignment  # noqa: E402  the folder is put on the path above
 from grader.judging import grade_json, judge  # noqa: E402
 from workers.devices.cpu import interpreter_pool  # noqa: E402
 from workers.examination import examine, installed_versions  # noqa: E402
 
 CORPUS = ROOT / "tests" / "corpus"
-RESULTS = ROOT / "benchmarks" / "RESULTS.md"
-BEGIN, END = "<!-- corpus: begin -->", "<!-- corpus: end -->"
 NAMED_AT_LEAST = 0.95
 
 
@@ -78,7 +78,7 @@ def main() -> int:
     text = _table(rows)
     print(text)
     if write:
-        _write(text)
+        sections.write("corpus", "Answers to the corpus", text)
     plain = [row for row in rows if not row.is_hostile]
     named = [row for row in plain if row.planted]
     share = sum(row.fault == row.planted for row in named) / len(named)
@@ -127,17 +127,6 @@ def _table(rows: list[Row]) -> str:
     full = ", ".join(row.name.removeprefix("hostile/") for row in rows if row.is_hostile and row.verdict == "full")
     lines += ["", f"Hostile files: {said}. Full marks, where right answers are what they give: {full or 'none'}."]
     return "\n".join(lines)
-
-
-def _write(text: str) -> None:
-    before = RESULTS.read_text() if RESULTS.exists() else "# Results\n"
-    section = f"{BEGIN}\n## Answers to the corpus\n\n`python benchmarks/corpus.py`: {text}\n{END}\n"
-    if BEGIN in before:
-        head, _, rest = before.partition(BEGIN)
-        after = head + section + rest.partition(END)[2].lstrip("\n")
-    else:
-        after = before.rstrip("\n") + "\n\n" + section
-    RESULTS.write_text(after)
 
 
 if __name__ == "__main__":

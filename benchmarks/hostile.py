@@ -30,6 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hostile")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hostile_cases  # noqa: E402  the folders are put on the path above
+import sections  # noqa: E402
 from hostile_cases import BASE, Hostile  # noqa: E402
 
 from grader.assignment import Limits  # noqa: E402
@@ -41,9 +42,7 @@ from workers.isolation import FIRST_SLOT_UID, SLOTS  # noqa: E402
 from workers.sandbox import SandboxPool  # noqa: E402
 
 CORPUS = ROOT / "tests" / "corpus"
-RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 ON_GPU = ROOT / "benchmarks" / "results" / "hostile-h200.json"
-BEGIN, END = "<!-- hostile: begin -->", "<!-- hostile: end -->"
 # what a neighbour would notice first
 NEIGHBOURS = ("corpus-fork-bomb", "corpus-fill-disk", "outlives_its_timeout", "corpus-daemon", "poisoned_reference")
 
@@ -117,7 +116,7 @@ def main() -> int:
     text = table(found)
     print(text)
     if arguments.write:
-        _write(text)
+        sections.write("hostile", "Hostile files", text)
     for line in found.bad:
         print("NOT SO:", line)
     return int(bool(found.bad))
@@ -288,17 +287,6 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-def _write(text: str) -> None:
-    before = RESULTS.read_text() if RESULTS.exists() else "# Results\n"
-    section = f"{BEGIN}\n## Hostile files\n\n`python benchmarks/hostile.py`: {text}\n{END}\n"
-    if BEGIN in before:
-        head, _, rest = before.partition(BEGIN)
-        after = head + section + rest.partition(END)[2].lstrip("\n")
-    else:
-        after = before.rstrip("\n") + "\n\n" + section
-    RESULTS.write_text(after)
 
 
 if __name__ == "__main__":

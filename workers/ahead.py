@@ -53,9 +53,8 @@ class Compiled:
     """What came of compiling a hand-in for the GPU."""
 
     archives: list[bytes]  # of Triton's cache; untrusted
-    report: (
-        CompileReport  # of the sizes that are timed, and of kernels that ask for too much wherever they are launched
-    )
+    # of the sizes that are timed, and of kernels that ask for too much wherever they are launched
+    report: CompileReport
 
 
 @contextlib.contextmanager
