@@ -6,7 +6,6 @@ import tarfile
 
 import pytest
 import torch
-import triton
 import triton.language as tl
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
@@ -15,7 +14,7 @@ from workers.devices.cuda_candidate import CudaHalf, without_launches
 from workers.storages import OperationCounts, Poison
 
 
-@triton.jit
+@JITFunction  # as `triton.jit` makes it where nothing is interpreted, whatever the environment of this test run says
 def add_one(x_ptr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(x_ptr + at, tl.load(x_ptr + at) + 1)
