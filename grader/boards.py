@@ -32,12 +32,12 @@ from grader.wording import csv_table, one_line
 
 # what two kinds of rows have in common: a live one, and a line of a frozen board
 _SHARED = (
-    *("user_id", "submission_id", "submitted_at", "verdict", "out_of", "withheld", "provisional", "speedup"),
-    *("gpu", "limit_share"),
+    *("user_id", "submission_id", "submitted_at", "verdict", "out_of", "provisional", "speedup", "gpu"),
+    "limit_share",
 )
 _OF_SUBMISSION = {"user_id", "submitted_at"}  # of those, the columns of a live row that are not the result's
 _AT_ONCE = 1000  # rows asked for by number in one statement; databases take some ten thousand
-_KEPT = (*_SHARED, "points", "days_late", "rank", "shared", "hand_ins")
+_KEPT = (*_SHARED, "points", "days_late", "rank", "shared")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +53,12 @@ class Best:
     verdict: str
     points: float  # after what being late took off
     out_of: float
-    withheld: float
     provisional: bool
     speedup: float | None
     gpu: str | None  # None: the interpreter
     limit_share: float | None
     rank: int  # 1, 1, 3
     shared: bool  # nothing measured tells it from another of this rank
-    hand_ins: int  # graded ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +106,7 @@ def live(
     common = course.window_until(entry, assignment, None).deadline
     candidates = session.execute(_candidates(entry, graded, common)).all()
     ranked = standings.rank(
-        _entry(row.user_id, row.id, row.submitted_at, row, window_of(row.user_id), row.hand_ins) for row in candidates
+        _entry(row.user_id, row.id, row.submitted_at, row, window_of(row.user_id)) for row in candidates
     )
     limited = {row.id for row in candidates if row.limit_share is not None}
     return Lineup(
@@ -154,7 +152,6 @@ def _candidates(
             Result.speedup_high,
             Result.limit_share,
             func.row_number().over(partition_by=rivals, order_by=best_first).label("nth"),
-            func.count().over(partition_by=rivals).label("hand_ins"),
         )
         .join(Result)
         .where(*graded, Submission.user_id.in_(students))
@@ -425,13 +422,10 @@ def _best(row: Any, standing: standings.Standing, people: dict[int, tuple[str, s
         points=standing.entry.points,
         rank=standing.rank,
         shared=standing.shared,
-        hand_ins=standing.hand_ins,
     )
 
 
-def _entry(
-    user_id: int, submission_id: int, submitted_at: datetime, result: Any, window: Window, hand_ins: int = 1
-) -> standings.Entry:
+def _entry(user_id: int, submission_id: int, submitted_at: datetime, result: Any, window: Window) -> standings.Entry:
     value, low, high = result.speedup, result.speedup_low, result.speedup_high
     return standings.Entry(
         who=str(user_id),
@@ -439,5 +433,4 @@ def _entry(
         points=window.at(submitted_at).counted(result.points),
         submitted_at=submitted_at,
         speedup=None if value is None or low is None or high is None else Interval(value=value, low=low, high=high),
-        hand_ins=hand_ins,
     )

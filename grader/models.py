@@ -190,6 +190,8 @@ class Submission(Base):
         Index(None, "user_id", "course_assignment_id", "submitted_at"),
         Index(None, "course_assignment_id", "submitted_at"),
         Index(None, "submitted_at", "id"),  # the latest of many, page by page
+        # all that ranking a board of thousands reads, so that rows with whole files stay where they are
+        Index("ix_submission_ranking", "course_assignment_id", "state", "user_id", "submitted_at", "id"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -212,9 +214,9 @@ class Submission(Base):
     worker: Mapped[str | None] = mapped_column(String(120))
     started_at: Mapped[datetime | None]  # of the latest attempt
     finished_at: Mapped[datetime | None]
-    stage: Mapped[str | None] = mapped_column(String(40))  # what the worker is doing
-    fraction: Mapped[float | None]  # of this stage, 0 to 1
-    stages: Mapped[str | None] = mapped_column(String(240))  # how far each is: "numerics=40% memory=20%"
+    stages: Mapped[str | None] = mapped_column(
+        String(240)
+    )  # of the examination, and how far: "numerics=40% memory=20%"
     fault_note: Mapped[str | None] = mapped_column(Text)  # why the last attempt was lost; for staff
 
     user: Mapped[User] = relationship()
@@ -226,7 +228,14 @@ class Result(Base):
     """What was measured (a fact, written once an attempt) and what it earns (an opinion, replaced by a re-judge)."""
 
     __tablename__ = "result"
-    __table_args__ = (Index(None, "verdict"), Index(None, "gpu"))
+    __table_args__ = (
+        Index(None, "verdict"),
+        Index(None, "gpu"),
+        Index(
+            "ix_result_ranking",
+            *("submission_id", "verdict", "points", "speedup", "speedup_low", "speedup_high", "limit_share", "gpu"),
+        ),
+    )
 
     submission_id: Mapped[int] = mapped_column(ForeignKey("submission.id"), primary_key=True)
     attempt: Mapped[int]  # whose measurements these are
@@ -289,12 +298,10 @@ class BoardEntry(Base):
     verdict: Mapped[str] = mapped_column(String(16))
     points: Mapped[float]  # after what being late took off
     out_of: Mapped[float]
-    withheld: Mapped[float]
     provisional: Mapped[bool]
     speedup: Mapped[float | None]
     gpu: Mapped[str | None] = mapped_column(String(120))
     limit_share: Mapped[float | None]
-    hand_ins: Mapped[int]
 
 
 class Worker(Base):

@@ -22,7 +22,6 @@ class Entry:
     points: float
     submitted_at: datetime
     speedup: Interval | None = None  # over the naive baseline; None where speed was not measured
-    hand_ins: int = 1  # graded ones that it is the best of, itself among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,6 @@ class Standing:
     rank: int  # 1, 1, 3: those who share a rank use up the next ones
     shared: bool
     entry: Entry  # the best of this person
-    hand_ins: int
 
 
 def rank(entries: Iterable[Entry]) -> tuple[Standing, ...]:
@@ -43,7 +41,6 @@ def rank(entries: Iterable[Entry]) -> tuple[Standing, ...]:
     for entry in entries:
         by_person[entry.who].append(entry)
     best = sorted((min(own, key=_order) for own in by_person.values()), key=_order)
-    hand_ins = {who: sum(one.hand_ins for one in own) for who, own in by_person.items()}
     groups: list[list[Entry]] = []
     for entry in best:
         if groups and _same(groups[-1][0], entry):
@@ -54,7 +51,7 @@ def rank(entries: Iterable[Entry]) -> tuple[Standing, ...]:
     for group in groups:
         place = len(found) + 1
         found += [
-            Standing(rank=place, shared=len(group) > 1, entry=entry, hand_ins=hand_ins[entry.who])
+            Standing(rank=place, shared=len(group) > 1, entry=entry)
             for entry in sorted(group, key=lambda one: (one.submitted_at, one.submission))
         ]
     return tuple(found)

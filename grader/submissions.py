@@ -49,7 +49,6 @@ FORGET_WORKER_AFTER = timedelta(days=1)
 GRADINGS_OF_LATE = 25  # that an estimate of the next one's time is made from
 
 # while nobody examines it
-_NO_STAGE: dict[str, None] = {"stage": None, "fraction": None, "stages": None}
 MAX_STAGES_TEXT = 240
 MAX_REASON = 2000
 
@@ -260,7 +259,7 @@ def claim_next(
                 worker=worker,
                 started_at=now,
                 finished_at=None,
-                **_NO_STAGE,
+                stages=None,
             )
             .returning(
                 Submission.id,
@@ -294,18 +293,10 @@ def renew(session: Session, job: Job, *, now: datetime, lease: timedelta) -> boo
     return _write(session, _ours(job).values(lease_until=now + lease))
 
 
-def progress(
-    session: Session, job: Job, *, stage: str, fraction: float | None, stages: Mapping[str, float] | None = None
-) -> bool:
-    """Say what the worker is doing; False when the submission is no longer ours.
-
-    Args:
-        fraction: of `stage` that is done, 0 to 1.
-        stages: the same of every stage so far, as several go on side by side; None: of this one alone.
-    """
-    known = stages if stages is not None else {stage: fraction or 0.0}
-    text = " ".join(f"{name}={share:.0%}" for name, share in known.items())
-    return _write(session, _ours(job).values(stage=stage[:40], fraction=fraction, stages=text[:MAX_STAGES_TEXT]))
+def progress(session: Session, job: Job, stages: Mapping[str, float]) -> bool:
+    """Say how much of every stage so far is done, 0 to 1; False when the submission is no longer ours."""
+    text = " ".join(f"{name}={share:.0%}" for name, share in stages.items())
+    return _write(session, _ours(job).values(stages=text[:MAX_STAGES_TEXT]))
 
 
 def stages_of(submission: Submission) -> dict[str, float]:
@@ -316,7 +307,7 @@ def stages_of(submission: Submission) -> dict[str, float]:
 
 def record(session: Session, job: Job, examination: Examination, assignment: Assignment, *, now: datetime) -> bool:
     """Judge what was measured and write both; False, with nothing written, when the submission is no longer ours."""
-    done = _ours(job).values(state=State.DONE, finished_at=now, lease_until=None, fault_note=None, **_NO_STAGE)
+    done = _ours(job).values(state=State.DONE, finished_at=now, lease_until=None, fault_note=None, stages=None)
     if not _write(session, done):
         return False
     row = session.get(Result, job.submission_id) or Result(submission_id=job.submission_id)
@@ -356,7 +347,7 @@ def give_up(
 
 def hand_back(session: Session, job: Job) -> bool:
     """Return a submission because its worker is told to stop. Nobody failed, so no attempt is lost."""
-    back = _ours(job).values(state=State.QUEUED, lease_until=None, **_NO_STAGE)
+    back = _ours(job).values(state=State.QUEUED, lease_until=None, stages=None)
     return _write(session, back)
 
 
@@ -375,7 +366,7 @@ def cancel(session: Session, submission_id: int, *, actor_id: int | None, now: d
     cancelled = (
         update(Submission)
         .where(Submission.id == submission_id, Submission.state.in_((State.QUEUED, State.RUNNING)))
-        .values(state=State.CANCELLED, finished_at=now, lease_until=None, **_NO_STAGE)
+        .values(state=State.CANCELLED, finished_at=now, lease_until=None, stages=None)
     )
     if not _write(session, cancelled):
         return False
@@ -736,7 +727,7 @@ def _lost_values(note: str, state: State, now: datetime) -> dict[str, Any]:
         "lost_attempts": Submission.lost_attempts + 1,
         "lease_until": None,
         "finished_at": now if state is State.FAULTED else None,
-        **_NO_STAGE,
+        "stages": None,
         "fault_note": plain(note, 2000),  # it may quote what a sandbox said, and no database takes a NUL or a surrogate
     }
 

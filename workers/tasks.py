@@ -273,7 +273,7 @@ class Grader:
                 return
             grading.progressed_at = time.monotonic()
         with contextlib.suppress(OperationalError), self._database.write() as session:
-            if not submissions.progress(session, grading.job, stage=stage, fraction=fraction, stages=stages):
+            if not submissions.progress(session, grading.job, stages):
                 raise NoLongerOurs
 
     def _beat(self) -> None:

@@ -120,16 +120,15 @@ def test_progress_is_seen_while_it_runs(school):
     school.hand_in()
     job = school.claim()
     with school.database.write() as session:
-        assert submissions.progress(session, job, stage="numerics", fraction=0.25)
-    row = find(school, job.submission_id)
-    assert (row.stage, row.fraction) == ("numerics", 0.25)
+        assert submissions.progress(session, job, {"numerics": 0.25})
+    assert submissions.stages_of(find(school, job.submission_id)) == {"numerics": 0.25}
 
 
 def test_a_grade_is_recorded_with_its_measurements(school, facts):
     found = facts(passed=1)
     submission_id = school.graded("ada", found, now=NOW + timedelta(seconds=5))
     row = find(school, submission_id)
-    assert (row.state, row.lease_until, row.stage) == (State.DONE, None, None)
+    assert (row.state, row.lease_until, row.stages) == (State.DONE, None, None)
     assert measurement.loads(row.result.examination) == found
     grade = json.loads(row.result.grade)
     assert (row.result.verdict, row.result.points) == (grade["verdict"], grade["score"]["points"])
@@ -175,12 +174,12 @@ def test_a_late_worker_can_write_nothing(school, facts):
     current = school.claim(worker="w2", now=LAPSED)
     with school.database.write() as session:
         assert not submissions.renew(session, late, now=LAPSED, lease=LEASE)
-        assert not submissions.progress(session, late, stage="numerics", fraction=1.0)
+        assert not submissions.progress(session, late, {"numerics": 1.0})
         assert not submissions.record(session, late, facts(), school.assignment, now=LAPSED)
         assert submissions.give_up(session, late, note="late", now=LAPSED) is None
         assert not submissions.hand_back(session, late)
     row = find(school, late.submission_id)
-    assert (row.state, row.attempt, row.worker, row.stage, row.result) == (State.RUNNING, 2, "w2", None, None)
+    assert (row.state, row.attempt, row.worker, row.stages, row.result) == (State.RUNNING, 2, "w2", None, None)
     assert school.record(current, facts(), now=LAPSED)
     assert not school.record(late, facts(passed=0), now=LAPSED)
     assert find(school, late.submission_id).result.attempt == 2

@@ -322,7 +322,7 @@ def test_the_page_follows_a_submission_to_its_report(campus: Campus) -> None:
     assert news()["line"] == "Queued. Yours is next."
     job = campus.claim()
     assert news()["line"] == "Grading: load."
-    campus.progress(job, "numerics", 0.5)
+    campus.progress(job, {"numerics": 0.5})
     assert news()["line"] == "Grading: numerics 50 %."
     assert 'data-events="' in client.get(path).text
     campus.record(job, stored("ok-block-pointers"))
@@ -346,7 +346,7 @@ def test_a_stream_tells_each_change_once_and_ends_with_the_report(
         told = iter(answer.response)
         assert next(told) == b"retry: 1000\n\n"
         assert b"Grading: load." in next(told)
-        campus.progress(job, "memory")
+        campus.progress(job, {"memory": 0.0})
         assert b"Grading: memory." in next(told)
         campus.record(job, stored("ok-block-pointers"))
         assert b'"done": true' in next(told)
@@ -528,7 +528,7 @@ def test_the_queue_names_the_stages_as_the_students_page_does(campus: Campus) ->
     job = campus.claim()
     client = campus.client("grace", Role.INSTRUCTOR)
     assert "load on" in client.get("/queue").text
-    campus.progress(job, "compile", 0.0, {"compile": 0.0, "audit": 0.5})
+    campus.progress(job, {"compile": 0.0, "audit": 0.5})
     assert "compile, structure 50 % on" in client.get("/queue").text
 
 

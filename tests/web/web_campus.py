@@ -126,15 +126,9 @@ class Campus:
         assert job is not None
         return job
 
-    def progress(
-        self,
-        job: submissions.Job,
-        stage: str,
-        fraction: float | None = None,
-        stages: Mapping[str, float] | None = None,
-    ) -> None:
+    def progress(self, job: submissions.Job, stages: Mapping[str, float]) -> None:
         with self.database.write() as db:
-            assert submissions.progress(db, job, stage=stage, fraction=fraction, stages=stages)
+            assert submissions.progress(db, job, stages)
 
     def record(self, job: submissions.Job, examination: Examination) -> None:
         with self.database.write() as db:

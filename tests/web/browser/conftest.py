@@ -54,7 +54,7 @@ def tour(campus: Campus) -> Tour:
     error = campus.graded("ada", stored("compile-error"), corpus("compile-error"))
     gpu = campus.graded("ada", stored("ok-raw-strides"), corpus("ok-raw-strides"))
     running = campus.hand_in("ada", corpus("missing-scale"))
-    campus.progress(campus.claim(), "numerics", 0.4)
+    campus.progress(campus.claim(), {"numerics": 0.4})
     campus.hand_in("ben", corpus("wrong-scale"))
     with campus.database.write() as db:
         submissions.report_worker(

@@ -32,13 +32,13 @@ def test_a_file_is_uploaded_followed_and_its_report_appears_without_reloading(
     assert pages.buttons() == ["Withdraw"]
     job = campus.claim()
     for stage, fraction, said in (
-        (None, None, "Grading: load."),
+        ("", 0.0, "Grading: load."),
         ("numerics", 0.25, "Grading: numerics 25 %."),
-        ("memory", None, "Grading: memory."),
-        ("audit", None, "Grading: structure."),
+        ("memory", 0.0, "Grading: memory."),
+        ("audit", 0.0, "Grading: structure."),
     ):
         if stage:
-            campus.progress(job, stage, fraction)
+            campus.progress(job, {stage: fraction})
         pages.wait_for_text(said)
     campus.record(job, stored("ok-block-pointers"))
     pages.wait_for_report()
@@ -81,7 +81,7 @@ def test_without_a_stream_to_spare_the_page_asks_again_and_again(campus: Campus,
         assert campus.app.extensions["tilegrade"].streams.acquire(blocking=False)
     pages.log_in(ada, PASSWORD)
     pages.hand_in_file(FILES / "ok-block-pointers.py")
-    campus.progress(campus.claim(), "memory")
+    campus.progress(campus.claim(), {"memory": 0.0})
     pages.wait_for_text("Grading: memory.")
 
 
