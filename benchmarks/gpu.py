@@ -1,8 +1,9 @@
-"""Measures the GPU examiner on the GPU at hand, prints a table and writes the same numbers as JSON.
+"""Measures the GPU examiner on the GPU at hand, prints tables and appends the same numbers to FOLDER/rows.jsonl.
 
-    python benchmarks/gpu.py [--only SECTION ...] [--out FOLDER]
+    python benchmarks/gpu.py [--only SECTION ...] [--stop-s SECONDS] [--files PART ...] [--out FOLDER]
 
-Without --only all sections run. Each GPU number in benchmarks/RESULTS.md comes from a run of this script.
+Without --only all sections run, in the order of the help. --stop-s counts from each section's start: nothing of it
+begins later, what is under way ends, and what did not begin is a row that says so.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ import platform
 import shutil
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,52 +29,35 @@ import gpu_corpus  # noqa: E402
 import gpu_replay  # noqa: E402
 import hostile_cases  # noqa: E402
 import torch  # noqa: E402
+from gpu_bench import CORPUS, Bench, Row, Section, chosen, each, held_s, opened, ran, run_sections  # noqa: E402
 
-from grader.assignment import Assignment, Limits, load_assignment  # noqa: E402
+from grader.assignment import Assignment, load_assignment  # noqa: E402
 from grader.judging import grade_json, judge  # noqa: E402
-from grader.measurement import Ceilings, Examination, ProbeMeasured, to_json  # noqa: E402
+from grader.measurement import Ceilings, ProbeMeasured, to_json  # noqa: E402
 from grader.roofline import roofline  # noqa: E402
 from workers import gpu_examination  # noqa: E402
-from workers.ahead import ahead_pool  # noqa: E402
 from workers.ceilings import measure as measure_ceilings  # noqa: E402
-from workers.devices.cpu import interpreter_pool  # noqa: E402
-from workers.devices.cuda import Gpu, cuda_pool  # noqa: E402
-from workers.gpu_examination import Ahead, GpuRecord, Rivals, WarmGpu, examine_on_gpu  # noqa: E402
+from workers.gpu_examination import GpuRecord, WarmGpu  # noqa: E402
 from workers.gpu_timing import Race, Size  # noqa: E402
-from workers.sandbox import SandboxPool  # noqa: E402
 
-CORPUS = PROJECT / "tests" / "corpus"
+FORWARD = "flash-attention-forward"
+HONEST = f"{FORWARD}/ok-raw-strides.py"
+GRADED = (HONEST, HONEST, f"{FORWARD}/ok-block-pointers.py", f"{FORWARD}/stored-scores.py")
 
 
 def main() -> int:
     """Run the sections asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(SECTIONS), choices=list(SECTIONS))
     parser.add_argument("--out", type=Path, default=PROJECT / "artifacts" / "gpu")
-    parser.add_argument(
-        "--files", nargs="*", default=[], help="corpus files for grade, parts of names for corpus, hostile ones"
-    )
-    parser.add_argument("--times", type=int, default=10, help="gradings of the section repeat")
-    parser.add_argument("--stop-s", type=float, default=1e9, help="no further file of the corpus after so many seconds")
+    parser.add_argument("--files", nargs="*", default=[], help="parts of names: of grade, corpus, replay and exploits")
+    parser.add_argument("--times", type=int, default=10, help="gradings of repeat, and of queue beside its lanes")
+    parser.add_argument("--stop-s", type=float, default=3600.0, help="for each section, from its start")
     parser.add_argument("--brief", action="store_true", help="faulty files of the corpus where they must fail, no more")
     parser.add_argument("--dtypes", nargs="*", default=list(gpu_corpus.DTYPES), choices=gpu_corpus.DTYPES)
     parser.add_argument("--isolation", default="auto", choices=["auto", "none"])
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {}
-    seconds: dict[str, float] = {}
-    for name in arguments.only:
-        began = time.monotonic()
-        print(f"=== {name}", flush=True)
-        try:
-            for row in SECTIONS[name](arguments):
-                found.setdefault(name, []).append(row)
-                (arguments.out / "h200.json").write_text(json.dumps(found, indent=1, default=str))
-        except Exception:  # a section that fails must not take the others' numbers with it
-            traceback.print_exc()
-            found.setdefault(name, []).append({"failed": traceback.format_exc()[-2000:]})
-        seconds[name] = round(time.monotonic() - began, 2)
-    print(json.dumps(seconds))
+    print(json.dumps(run_sections({name: SECTIONS[name] for name in arguments.only}, arguments)))
     return 0
 
 
@@ -123,75 +105,43 @@ def references(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Our kernels beside torch's Flash and cuDNN, a copy and the eager chains: benchmarks/references.py."""
     from references import compare, told
 
-    for row in compare(stop_s=min(arguments.stop_s, 600.0)):
-        print("  " + told(row), flush=True)
+    for row in compare(stop_s=arguments.stop_s):
         yield row
+        print("  " + told(row), flush=True)
 
 
 # -- grading ----------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class _Bench:
-    gpu: Gpu
-    warm: SandboxPool
-    interpreter: SandboxPool | None
-    rivals: Rivals
-    ahead: Ahead | None
-    ceilings: Ceilings
+def _compilers() -> int:
+    return max(1, min(8, (os.cpu_count() or 2) // 2))
 
 
 @contextlib.contextmanager
-def _bench(limits: Limits, *, audit: bool = True, ahead: bool = True, isolation: Any = "auto") -> Iterator[_Bench]:
-    """A warm worker: candidates of each kind started ahead, baselines kept from one grading to the next."""
-    n_compilers = max(1, min(8, (os.cpu_count() or 2) // 2))
-    with contextlib.ExitStack() as stack:
-        warm = stack.enter_context(cuda_pool(limits, size=3, isolation=isolation))
-        interpreter = stack.enter_context(interpreter_pool(limits, size=1, isolation=isolation)) if audit else None
-        compilers = stack.enter_context(ahead_pool(limits, size=n_compilers, isolation=isolation)) if ahead else None
-        gpu = Gpu()
-        stack.callback(gpu.close)
-        rivals = Rivals(gpu, warm)
-        stack.callback(rivals.close)
-        yield _Bench(
-            gpu,
-            warm,
-            interpreter,
-            rivals,
-            Ahead(sandboxes=compilers, n_candidates=n_compilers) if compilers is not None else None,
-            measure_ceilings(),
-        )
+def _warm(arguments: argparse.Namespace, *, audited: bool) -> Iterator[tuple[Bench, Ceilings]]:
+    """A warm worker, and what its GPU can do."""
+    limits = _assignment(FORWARD).limits
+    with opened(
+        limits, candidates=3, compilers=_compilers(), interpreters=int(audited), isolation=arguments.isolation
+    ) as bench:
+        yield bench, measure_ceilings()
 
 
-def _examined(
-    assignment: Assignment, source: bytes, bench: _Bench, record: GpuRecord
-) -> tuple[Examination, dict[str, Any]]:
-    examination = examine_on_gpu(
-        assignment,
-        source,
-        gpu=bench.gpu,
-        sandboxes=bench.warm,
-        interpreter=bench.interpreter,
-        rivals=bench.rivals,
-        ahead=bench.ahead,
-        ceilings=bench.ceilings,
-        record=record,
-    )
-    return examination, grade_json(judge(assignment, examination))
-
-
-def _grade(assignment: Assignment, file: Path, bench: _Bench, *, whole: Path | None = None) -> dict[str, Any]:
+def _grade(
+    assignment: Assignment, file: Path, bench: Bench, ceilings: Ceilings, *, whole: Path | None = None
+) -> dict[str, Any]:
     record = GpuRecord()
     began = time.monotonic()
-    examination, grade = _examined(assignment, file.read_bytes(), bench, record)
+    examination = bench.examine(assignment, file.read_bytes(), compiling=_compilers(), ceilings=ceilings, record=record)
     seconds = time.monotonic() - began
+    grade = grade_json(judge(assignment, examination))
     found: dict[str, Any] = {
         "file": str(file.relative_to(PROJECT)).removeprefix("tests/corpus/"),
         "verdict": grade["verdict"],
         "fault": grade["fault"],
         "score": grade["score"],
         "seconds": round(seconds, 3),
-        "lock_s": round(record.lock_s, 3),
+        "lock_s": round(held_s(examination), 3),
         "stages": {name: round(value, 3) for name, value in record.seconds.items()},
         "probes": {run.name: _said(run) for run in examination.probes},
         "memory": to_json(examination.memory),
@@ -212,7 +162,7 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench, *, whole: Path | N
                 flops=timing.flops,
                 traffic_bytes=timing.least_bytes,
                 dtype=timing.dtype,
-                ceilings=bench.ceilings,
+                ceilings=ceilings,
             )
         )
         for timing in examination.timings
@@ -221,49 +171,73 @@ def _grade(assignment: Assignment, file: Path, bench: _Bench, *, whole: Path | N
     return found
 
 
-def queue(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def queue(arguments: argparse.Namespace) -> Iterator[Row]:
     """A full queue on one warm worker, audits included: gradings an hour, and what one lane disturbs another."""
-    file = CORPUS / "flash-attention-forward" / "ok-raw-strides.py"
-    assignment = _assignment("flash-attention-forward")
+    source = (CORPUS / HONEST).read_bytes()
+    assignment = _assignment(FORWARD)
     warm = WarmGpu()
+    rows: list[Row] = []
+
+    def grade_one(number: int) -> Row:
+        if number < 0:
+            time.sleep(4.0)  # candidates are ready, and nothing is beside it
+        record = GpuRecord()
+        began = time.monotonic()
+        examination = warm(assignment, source, lambda _stage, _fraction: None, record)
+        assert examination.gpu is not None
+        return {
+            "verdict": judge(assignment, examination).verdict.value,
+            "ended": time.monotonic(),
+            "seconds": time.monotonic() - began,
+            "lock_s": examination.gpu.held_s,
+            "idle_s": examination.gpu.idle_s,
+            "student_ms": [median(timing.student_times_ms) for timing in examination.timings],
+            "ratio": [timing.ratio for timing in examination.timings],
+            "stages": dict(record.seconds),
+            "races": [_race(*one) for one in record.races],
+        }
+
     try:
         warm.warm_up(assignment)
-        rows: list[dict[str, Any]] = []
-
-        def grade_one(number: int) -> None:
-            record = GpuRecord()
-            began = time.monotonic()
-            examination = warm(assignment, file.read_bytes(), lambda _stage, _fraction: None, record)
-            student_ms = [median(timing.student_times_ms) for timing in examination.timings]
-            row = {"number": number, "verdict": judge(assignment, examination).verdict.value, "ended": time.monotonic()}
-            row |= {"seconds": time.monotonic() - began, "lock_s": record.lock_s, "idle_s": record.idle_s}
-            row |= {"student_ms": student_ms, "ratio": [timing.ratio for timing in examination.timings]}
-            print(f"  {row | {'stages': dict(record.seconds)}}", flush=True)
-            rows.append(row | {"stages": dict(record.seconds), "races": [_race(*one) for one in record.races]})
-
-        for number in range(2):  # nothing beside them
-            time.sleep(4.0)
-            grade_one(-1 - number)
-        began = time.monotonic()
-        with ThreadPoolExecutor(warm.lanes) as lanes:
-            list(lanes.map(grade_one, range(arguments.times + warm.lanes)))
+        for numbers, lanes in ((range(-2, 0), 1), (range(arguments.times + warm.lanes), warm.lanes)):
+            for row in each(
+                numbers, grade_one, name=lambda number: {"number": number}, stop_at=arguments.stop_at, lanes=lanes
+            ):
+                rows.append(row)
+                yield row
+                print(f"  { {key: value for key, value in row.items() if key != 'races'} }", flush=True)
     finally:
         warm.close()
+    found = queue_summary(ran(rows), lanes=warm.lanes)
+    yield {"summary": found}
+    print(f"  {found}", flush=True)
+
+
+def queue_summary(rows: Sequence[Row], *, lanes: int) -> dict[str, Any]:
+    """Gradings an hour and spreads of a full queue; what too few gradings cannot tell is left out.
+
+    Args:
+        rows: of `queue`; those with a negative number had nothing beside them.
+        lanes: the last gradings, one less than these, had no successor and count no more.
+    """
     alone = [row for row in rows if row["number"] < 0]
-    full = [row for row in rows if row["number"] >= 0][1:]  # the first one found the GPU idle
-    steady = full[: len(full) - warm.lanes + 1]  # the last ones had no successor
-    an_hour = 3600 * (len(steady) - 1) / (steady[-1]["ended"] - steady[0]["ended"])
-    found: dict[str, Any] = {"gradings": rows, "an_hour": an_hour, "seconds": time.monotonic() - began}
-    found["idle_s"] = {"median": median(row["idle_s"] for row in steady), "most": max(row["idle_s"] for row in steady)}
-    found["lock_s"] = median(row["lock_s"] for row in steady)
-    quiet, busy = (median(row["student_ms"][0] for row in some) for some in (alone, steady))
-    found["busy_over_quiet"] = busy / quiet
-    every_ms = [row["student_ms"][0] for row in (*alone, *steady)]
-    every_ratio = [row["ratio"][0] for row in (*alone, *steady)]
-    found["time_max_over_min"] = max(every_ms) / min(every_ms)
-    found["ratio_max_over_min"] = max(every_ratio) / min(every_ratio)
-    print(f"  { {key: value for key, value in found.items() if key != 'gradings'} }", flush=True)
-    yield found
+    full = sorted((row for row in rows if row["number"] >= 0), key=lambda row: row["ended"])[1:]  # it found none before
+    steady = full[: max(0, len(full) - lanes + 1)]
+    found: dict[str, Any] = {"alone": len(alone), "steady": len(steady)}
+    if len(steady) >= 2:
+        found["an_hour"] = 3600 * (len(steady) - 1) / (steady[-1]["ended"] - steady[0]["ended"])
+    for name, some in (("alone", alone), ("full", steady)):
+        for key in ("seconds", "lock_s", "idle_s") if some else ():
+            values = [row[key] for row in some]
+            found[f"{name}_{key}"] = {"least": min(values), "median": median(values), "most": max(values)}
+    timed = [row for row in (*alone, *steady) if row["student_ms"]]
+    for key in ("student_ms", "ratio") if timed else ():
+        headline = [row[key][0] for row in timed]
+        found[f"{key}_max_over_min"] = max(headline) / min(headline)
+    quiet, busy = ([row["student_ms"][0] for row in some if row["student_ms"]] for some in (alone, steady))
+    if quiet and busy:
+        found["busy_over_quiet"] = median(busy) / median(quiet)
+    return found
 
 
 def _race(size: Size, race: Race) -> dict[str, Any]:
@@ -338,78 +312,83 @@ def _assignment(slug: str) -> Assignment:
     return load_assignment(PROJECT / "assignments" / slug)
 
 
-def grade(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def grade(arguments: argparse.Namespace) -> Iterator[Row]:
     """Files through everything, on one warm worker."""
-    files = arguments.files or [
-        "flash-attention-forward/ok-raw-strides.py",
-        "flash-attention-forward/ok-raw-strides.py",
-        "flash-attention-forward/ok-block-pointers.py",
-        "flash-attention-forward/stored-scores.py",
-    ]
-    with _bench(_assignment("flash-attention-forward").limits, isolation=arguments.isolation) as bench:
-        for name in files:
+    every = (str(path.relative_to(CORPUS)) for path in sorted(CORPUS.glob("*/*.py")) if path.parent.name != "hostile")
+    names = chosen(every, arguments.files) if arguments.files else list(GRADED)
+    with _warm(arguments, audited=True) as (bench, ceilings):
+
+        def one(name: str) -> Row:
             time.sleep(3.0)  # a warm worker has candidates ready when the next hand-in comes
-            try:
-                whole = arguments.out / f"examination-{name.replace('/', '-').removesuffix('.py')}.json"
-                found = _grade(_assignment(name.split("/")[0]), CORPUS / name, bench, whole=whole)
-            except Exception:
-                traceback.print_exc()
-                continue
-            _print_grade(found)
-            yield found
+            whole = arguments.out / f"examination-{name.replace('/', '-').removesuffix('.py')}.json"
+            return _grade(_assignment(name.split("/")[0]), CORPUS / name, bench, ceilings, whole=whole)
+
+        for row in each(names, one, name=lambda name: {"file": name}, stop_at=arguments.stop_at):
+            yield row
+            if ran([row]):
+                _print_grade(row)
 
 
-def repeat(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def repeat(arguments: argparse.Namespace) -> Iterator[Row]:
     """One file again and again, each time by fresh processes: how far the reported times and ratios lie apart."""
-    file = CORPUS / "flash-attention-forward" / "ok-raw-strides.py"
-    assignment = _assignment("flash-attention-forward")
-    rows = []
-    with _bench(assignment.limits, audit=False, isolation=arguments.isolation) as bench:
-        for _ in range(arguments.times):
+    assignment = _assignment(FORWARD)
+    rows: list[Row] = []
+    with _warm(arguments, audited=False) as (bench, ceilings):
+
+        def one(_number: int) -> Row:
             time.sleep(2.0)
-            found = _grade(assignment, file, bench)
-            timing, race = found["timings"][0], found["races"][0]
-            rows.append(
-                {
-                    "student_ms": median(timing["student_times_ms"]),
-                    "events_ms": median(race["events_ms"]["student"]),
-                    "ratio": timing["ratio"],
-                    "verdict": found["verdict"],
-                    "seconds": found["seconds"],
-                    "lock_s": found["lock_s"],
-                    "stages": found["stages"],
-                    "races": found["races"],
-                }
-            )
-            print(f"  { {key: value for key, value in rows[-1].items() if key != 'races'} }", flush=True)
-    spread = {
-        key: max(row[key] for row in rows) / min(row[key] for row in rows)
-        for key in ("student_ms", "events_ms", "ratio")
-    }
-    print(f"  max/min: {spread}, median {median(row['seconds'] for row in rows):.2f} s")
-    yield {"gradings": rows, "max_over_min": spread}
+            found = _grade(assignment, CORPUS / HONEST, bench, ceilings)
+            headline = {
+                "student_ms": [median(timing["student_times_ms"]) for timing in found["timings"][:1]],
+                "events_ms": [median(race["events_ms"]["student"]) for race in found["races"][:1]],
+                "ratio": [timing["ratio"] for timing in found["timings"][:1]],
+            }
+            return headline | {key: found[key] for key in ("verdict", "seconds", "lock_s", "stages", "races")}
+
+        numbers = range(arguments.times)
+        for row in each(numbers, one, name=lambda number: {"number": number}, stop_at=arguments.stop_at):
+            rows.append(row)
+            yield row
+            print(f"  { {key: value for key, value in row.items() if key != 'races'} }", flush=True)
+    found = {}
+    for key in ("student_ms", "events_ms", "ratio"):
+        if values := [value for row in ran(rows) for value in row[key]]:
+            found[f"{key}_max_over_min"] = max(values) / min(values)
+    yield {"summary": found | {"gradings": len(ran(rows))}}
+    print(f"  {found} in {len(ran(rows))} gradings", flush=True)
 
 
-def clock(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def clock(arguments: argparse.Namespace) -> Iterator[Row]:
     """The examiner's clock beside the candidate's CUDA events, for kernels from 50 us to milliseconds."""
-    attention = _assignment("flash-attention-forward")
-    with _bench(attention.limits, audit=False, isolation=arguments.isolation) as bench:
-        for slug, file, axes in CLOCKED:
+    limits = _assignment(FORWARD).limits
+    with _warm(arguments, audited=False) as (bench, ceilings):
+
+        def one(asked: tuple[str, str, dict[str, int]]) -> Row:
+            slug, file, axes = asked
             whole = _assignment(slug)
             assert whole.speed is not None
             few = tuple(case for case in whole.cases if case.required)
             speed = dataclasses.replace(whole.speed, sizes=(axes,))
-            assignment = dataclasses.replace(whole, cases=few, memory=None, speed=speed, limits=attention.limits)
-            found = _grade(assignment, PROJECT / "reference" / "kernels" / file, bench)
-            for race, timing in zip(found["races"], found["timings"], strict=True):
-                outside_ms = median(timing["student_times_ms"])
-                row = {"operation": whole.operation, "axes": race["axes"], "n_calls": race["n_calls"]["student"]}
-                row |= {"outside_ms": outside_ms, "events_ms": median(race["events_ms"]["student"])}
-                row |= {"outside_over_events": outside_ms / row["events_ms"], "race": race}
-                print(f"  { {key: value for key, value in row.items() if key != 'race'} }", flush=True)
-                yield row
+            assignment = dataclasses.replace(whole, cases=few, memory=None, speed=speed, limits=limits)
+            found = _grade(assignment, PROJECT / "reference" / "kernels" / file, bench, ceilings)
             if not found["races"]:
-                _print_grade(found)
+                return {"not_timed": found}
+            (race,), (timing,) = found["races"], found["timings"]
+            outside_ms, events_ms = median(timing["student_times_ms"]), median(race["events_ms"]["student"])
+            return {
+                "n_calls": race["n_calls"]["student"],
+                "outside_ms": outside_ms,
+                "events_ms": events_ms,
+                "outside_over_events": outside_ms / events_ms,
+                "race": race,
+            }
+
+        def named(asked: tuple[str, str, dict[str, int]]) -> Row:
+            return {"slug": asked[0], "axes": asked[2]}
+
+        for row in each(CLOCKED, one, name=named, stop_at=arguments.stop_at):
+            yield row
+            print(f"  { {key: value for key, value in row.items() if key != 'race'} }"[:2000], flush=True)
 
 
 CLOCKED: tuple[tuple[str, str, dict[str, int]], ...] = (
@@ -423,13 +402,13 @@ CLOCKED: tuple[tuple[str, str, dict[str, int]], ...] = (
 )
 
 
-def exploits(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Hostile files of tests/hostile/cases.toml (all, or --files): what each got, and what stopped it.
+def exploits(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Hostile files of tests/hostile/cases.toml: what each got, and what stopped it.
 
     Side by side on one warm worker, each with few probes and the headline size; an honest file in between, whose time
-    must be what it was with nobody beside it.
+    must be what it was with nobody beside it. That one is graded first, twice, however little time there is.
     """
-    assignment = _assignment("flash-attention-forward")
+    assignment = _assignment(FORWARD)
     assert assignment.speed is not None
     timed = dataclasses.replace(
         assignment,
@@ -440,27 +419,19 @@ def exploits(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     metered = dataclasses.replace(timed, memory=assignment.memory, speed=None)
     cases = {case.name: case for case in hostile_cases.hostile()}
     jobs: list[hostile_cases.Hostile | None] = []  # None: the honest file
-    for number, name in enumerate(arguments.files or cases):
+    for number, name in enumerate(chosen(cases, arguments.files)):
         jobs += [None, cases[name]] if number % 8 == 4 else [cases[name]]
-    honest: list[dict[str, Any]] = []
-    rows = []
-    gpu_examination.HEADLINE_S = 0.8  # three rounds tell what an attack gains
+    best: float | None = None  # points of the honest file
+    rows: list[Row] = []
     warm = WarmGpu()
 
-    def one(case: hostile_cases.Hostile | None) -> dict[str, Any] | None:
-        if time.monotonic() - STARTED > arguments.stop_s:
-            print(f"  not run: {case.name if case else 'honest'}")
-            return None
+    def one(case: hostile_cases.Hostile | None) -> Row:
         task = metered if case is not None and case.name == "empty_cache" else timed
         source = case.source() if case is not None else hostile_cases.BASE.read_bytes()
         began = time.monotonic()
-        try:
-            found = warm(task, source, lambda _stage, _fraction: None)
-        except Exception:
-            print(f"  {case.name if case else 'honest'}: {traceback.format_exc()}", flush=True)
-            return None
+        found = warm(task, source, lambda _stage, _fraction: None)
         grade = grade_json(judge(task, found))
-        row = {"name": "honest", "verdict": grade["verdict"], "points": grade["score"]["points"]}
+        row = {"verdict": grade["verdict"], "points": grade["score"]["points"]}
         row |= {"student_ms": round(median(found.timings[0].student_times_ms), 4) if found.timings else None}
         row |= {"speedup": round(found.timings[0].ratio, 3) if found.timings else None}
         row |= {"evidence": [f"{one.kind}: {one.message}" for one in found.evidence]}
@@ -468,31 +439,37 @@ def exploits(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if case is not None:
             here = case.on("cuda")
             # ratios of one file lie within 1 % of each other, so points may differ by what that is worth
-            best = honest[0]["points"] if task is timed else sum(task.points.values())
-            row |= {"name": case.name, "tries": case.tries, "holds": here.holds, "by": case.by}
-            row |= {"undeserved": hostile_cases.undeserved(here, grade, best, slack=0.5)}
+            most = best if task is timed else sum(task.points.values())
+            row |= {"tries": case.tries, "holds": here.holds, "by": case.by}
+            row |= {"undeserved": None if most is None else hostile_cases.undeserved(here, grade, most, slack=0.5)}
             row |= {"not_as_written": hostile_cases.complaints(here, found, grade, probes=EXPLOIT_PROBES)}
             row |= {"said": hostile_cases.said(found)[:600]}
         return row
 
+    def named(case: hostile_cases.Hostile | None) -> Row:
+        return {"name": case.name if case is not None else "honest"}
+
+    def graded(some: Sequence[hostile_cases.Hostile | None], *, lanes: int, stop_at: float) -> Iterator[Row]:
+        for row in each(some, one, name=named, stop_at=stop_at, lanes=lanes):
+            rows.append(row)
+            yield row
+            print("  " + " | ".join(f"{row[key]}" for key in EXPLOIT_SHOWN if key in row), flush=True)
+
+    headline_s, gpu_examination.HEADLINE_S = gpu_examination.HEADLINE_S, 0.8  # three rounds tell what an attack gains
     try:
-        for _ in range(2):  # the first one starts what is started once
-            first = one(None)
-            assert first is not None
-        honest.append(first)
-        print(f"  alone: {first}", flush=True)
-        with ThreadPoolExecutor(warm.lanes) as lanes:
-            for row in lanes.map(one, jobs):
-                if row is None:
-                    continue
-                print("  " + " | ".join(f"{row[key]}" for key in EXPLOIT_SHOWN if key in row), flush=True)
-                (honest if row["name"] == "honest" else rows).append(row)
-                yield row
+        yield from graded([None, None], lanes=1, stop_at=float("inf"))
+        best = next((row["points"] for row in reversed(ran(rows))), None)  # the first one starts what is started once
+        yield from graded(jobs, lanes=warm.lanes, stop_at=arguments.stop_at)
     finally:
+        gpu_examination.HEADLINE_S = headline_s
         warm.close()
-    times = [row["student_ms"] for row in honest]
-    print(f"  undeserved points in all: {sum(row['undeserved'] for row in rows)}, of {len(rows)} files")
-    print(f"  the honest file alone {times[0]} ms, beside hostile ones {times[1:]}")
+    hostile = [row for row in ran(rows) if row["name"] != "honest"]
+    honest_ms = [row["student_ms"] for row in ran(rows) if row["name"] == "honest"]
+    found = {"files": len(hostile), "of": sum(case is not None for case in jobs)}
+    found |= {"undeserved": sum(row["undeserved"] or 0 for row in hostile)}
+    found |= {"not_as_written": sum(bool(row["not_as_written"]) for row in hostile)}
+    yield {"summary": found | {"honest_ms": honest_ms}}
+    print(f"  {found}; the honest file alone {honest_ms[:2]} ms, beside hostile ones {honest_ms[2:]}", flush=True)
 
 
 EXPLOIT_PROBES = ("random", "causal", "fresh-inputs")
@@ -501,13 +478,12 @@ EXPLOIT_SHOWN = (
 )
 
 
-STARTED = time.monotonic()
-
-
 def sandboxes(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """How long a candidate with a CUDA context takes to get ready, and to be frozen and thawed."""
+    from workers.devices.cuda import cuda_pool
+
     began = time.monotonic()
-    limits = _assignment("flash-attention-forward").limits
+    limits = _assignment(FORWARD).limits
     with cuda_pool(limits, size=1, refill=False, isolation=arguments.isolation) as pool:
         sandbox = pool.take(90.0)
         ready_s = time.monotonic() - began
@@ -522,7 +498,7 @@ def sandboxes(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield found
 
 
-SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = {
+SECTIONS: dict[str, Section] = {
     "environment": environment,
     "sandboxes": sandboxes,
     "ceilings": ceilings,

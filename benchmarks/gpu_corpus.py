@@ -8,23 +8,20 @@ tests/corpus/expected.toml; `complaints` says in what it differs.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import time
 import tomllib
-import traceback
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from gpu_bench import CORPUS, PROJECT, chosen, each, held_s, opened, ran
 
 from grader.assignment import Assignment, in_dtype, load_assignment
 from grader.judging import grade_json, judge
 from grader.measurement import Examination, to_json
+from workers.gpu_examination import GpuRecord
 
-PROJECT = Path(__file__).resolve().parents[1]
-CORPUS = PROJECT / "tests" / "corpus"
 DTYPES = ("float32", "float16", "bfloat16")
 AXES = ("numerics", "memory", "structure")
 LANES = 9  # files under way at once, each compiling on one core
@@ -61,13 +58,13 @@ class Job:
         return dataclasses.replace(found, speed=None, limits=dataclasses.replace(found.limits, call_s=CALL_S))
 
 
-def jobs(chosen: list[str], dtypes: list[str], *, brief: bool = False) -> list[Job]:
-    """What to examine, what takes longest first. `chosen` are parts of names; none chooses all but the hostile ones."""
+def jobs(parts: list[str], dtypes: list[str], *, brief: bool = False) -> list[Job]:
+    """What to examine, what takes longest first. `parts` are of names; none chooses all but the hostile ones."""
     expected: Mapping[str, Want] = tomllib.loads((CORPUS / "expected.toml").read_text())
     found = [
-        Job(name, dtype, want, brief and "/ok-" not in name)
-        for name, want in expected.items()
-        if not name.startswith("hostile/") and (not chosen or any(part in name for part in chosen))
+        Job(name, dtype, expected[name], brief and "/ok-" not in name)
+        for name in chosen(expected, parts)
+        if not name.startswith("hostile/")
         for dtype in dtypes
         if dtype == "float32" or "/ok-" in name
     ]
@@ -104,72 +101,50 @@ def complaints(job: Job, grade: Mapping[str, Any]) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Examine all of it. Prints a line for each answer that is not the expected one, and how many there were."""
-    from workers.ahead import ahead_pool
-    from workers.devices.cpu import interpreter_pool
-    from workers.devices.cuda import Gpu, cuda_pool
-    from workers.gpu_examination import Ahead, GpuRecord, examine_on_gpu
-
     began = time.monotonic()
     todo = jobs(arguments.files, arguments.dtypes, brief=arguments.brief)
+    if not todo:
+        return
     limits = todo[0].assignment().limits
-    with contextlib.ExitStack() as stack:
-        compilers = stack.enter_context(ahead_pool(limits, size=3, isolation=arguments.isolation))
-        candidates = stack.enter_context(cuda_pool(limits, size=4, isolation=arguments.isolation))
-        interpreter = stack.enter_context(interpreter_pool(limits, size=2, isolation=arguments.isolation))
-        gpu = Gpu()
-        stack.callback(gpu.close)
+    with opened(limits, candidates=4, compilers=3, interpreters=2, isolation=arguments.isolation) as bench:
 
-        def examine(job: Job) -> dict[str, Any] | None:
-            if time.monotonic() - began > arguments.stop_s:
-                return None
+        def examine(job: Job) -> dict[str, Any]:
             started, record = time.monotonic(), GpuRecord()
             assignment = job.assignment()
-            examination = examine_on_gpu(
-                assignment,
-                (CORPUS / job.name).read_bytes(),
-                gpu=gpu,
-                sandboxes=candidates,
-                interpreter=interpreter if job.needs_audit else None,
-                ahead=Ahead(sandboxes=compilers, n_candidates=1, budget_s=100.0),
-                record=record,
+            source = (CORPUS / job.name).read_bytes()
+            examination = bench.examine(
+                assignment, source, compiling=1, budget_s=100.0, audited=job.needs_audit, record=record
             )
-            grade = grade_json(judge(assignment, examination))
-            seconds = {"all": time.monotonic() - started, "lock": record.lock_s, **record.seconds}
-            return _row(job, examination, grade, seconds)
+            seconds = {"all": time.monotonic() - started, "lock": held_s(examination), **record.seconds}
+            return _row(job, examination, grade_json(judge(assignment, examination)), seconds)
 
-        lanes = stack.enter_context(ThreadPoolExecutor(max_workers=LANES, thread_name_prefix="corpus"))
-        later = {lanes.submit(examine, job): job for job in todo}
-        rows, not_run = [], []
-        for done in as_completed(later):
-            job = later[done]
-            try:
-                row = done.result()
-            except Exception:
-                traceback.print_exc()
-                row = {"file": job.name, "dtype": job.dtype, "complaints": ["the grader failed"], "verdict": "-"}
-            if row is None:
-                not_run.append(job)
-                continue
+        rows = []
+        for row in each(todo, examine, name=named, stop_at=arguments.stop_at, lanes=LANES):
             rows.append(row)
-            if row["complaints"]:
+            yield row  # first, so that it is written whatever becomes of the line
+            if row.get("complaints"):
                 _print(row)
-            yield row
-    print(summary(rows, not_run, time.monotonic() - began), flush=True)
+    print(summary(rows, time.monotonic() - began), flush=True)
 
 
-def summary(rows: list[dict[str, Any]], not_run: list[Job], seconds: float) -> str:
-    """How many answers of each kind are the expected ones."""
+def named(job: Job) -> dict[str, Any]:
+    """What a row is about."""
+    return {"file": job.name, "dtype": job.dtype}
+
+
+def summary(rows: list[dict[str, Any]], seconds: float) -> str:
+    """How many answers of each kind are the expected ones. What failed for a reason of ours is none of them."""
     lines = []
     for dtype in DTYPES:
         for kind in ("ok", "planted"):
             these = [row for row in rows if row["dtype"] == dtype and ("/ok-" in row["file"]) == (kind == "ok")]
-            if these:
-                right = sum(not row["complaints"] for row in these)
-                lines.append(f"  {dtype:9} {kind:8} {right:3} of {len(these):3} as expected")
-    if not_run:
-        lines.append(f"  not run: {', '.join(f'{job.name} {job.dtype}' for job in not_run)}")
-    held = [row["file"] for row in rows if row["verdict"] == "held"]
-    lines.append(f"  held: {', '.join(held) or 'none'}; {len(rows)} examinations in {seconds:.0f} s")
+            if examined := [row for row in these if "not_run" not in row]:
+                right = sum(row.get("complaints") == [] for row in examined)
+                lines.append(f"  {dtype:9} {kind:8} {right:3} of {len(examined):3} as expected, of {len(these)}")
+    held = [row["file"] for row in rows if row.get("verdict") == "held"]
+    failed = [row["file"] for row in rows if "error" in row]
+    lines.append(f"  held: {', '.join(held) or 'none'}; failures of ours: {', '.join(failed) or 'none'}")
+    lines.append(f"  {len(ran(rows))} examinations of {len(rows)} in {seconds:.0f} s")
     return "\n".join(lines)
 
 
@@ -177,8 +152,6 @@ def _row(job: Job, examination: Examination, grade: Mapping[str, Any], seconds: 
     wrong = [probe for probe in grade["probes"] if probe["verdict"] != "pass"]
     failures = [run.failure for run in examination.probes if hasattr(run, "failure")]
     return {
-        "file": job.name,
-        "dtype": job.dtype,
         "verdict": grade["verdict"],
         "fault": grade["fault"],
         "complaints": complaints(job, grade),

@@ -6,28 +6,24 @@ Every file is examined at its headline size alone, its required probes first, an
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import sys
-import time
 import tomllib
-import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT), str(PROJECT / "tests" / "hostile")]
 
 import hostile_cases  # noqa: E402
+from gpu_bench import CORPUS, Row, chosen, each, opened, ran  # noqa: E402
 
 import reference  # noqa: E402
 from grader.assignment import Assignment, load_assignment  # noqa: E402
-from grader.measurement import to_json  # noqa: E402
+from grader.measurement import ProbeFailed, to_json  # noqa: E402
+from workers.gpu_examination import GpuRecord  # noqa: E402
 
-CORPUS = PROJECT / "tests" / "corpus"
 SLUGS = ("flash-attention-forward", "flash-attention", "fused-bias-dropout-layernorm", "online-softmax")
 DECOYS = ("copies_torch",)
 LANES = 4
@@ -60,68 +56,38 @@ def asked(slug: str) -> Assignment:
     )
 
 
-def run(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """Examine and replay. Prints a line a file."""
-    from workers.ahead import ahead_pool
-    from workers.devices.cpu import interpreter_pool
-    from workers.devices.cuda import Gpu, cuda_pool
-    from workers.gpu_examination import Ahead, GpuRecord, Rivals, examine_on_gpu
-
-    began = time.monotonic()
-    chosen = [row for row in files() if not arguments.files or any(part in row[1] for part in arguments.files)]
+    known = {name: (slug, source) for slug, name, source in files()}
     limits = asked(SLUGS[0]).limits
-    with contextlib.ExitStack() as stack:
-        compilers = stack.enter_context(ahead_pool(limits, size=3, isolation=arguments.isolation))
-        candidates = stack.enter_context(cuda_pool(limits, size=4, isolation=arguments.isolation))
-        interpreter = stack.enter_context(interpreter_pool(limits, size=2, isolation=arguments.isolation))
-        gpu = Gpu()
-        stack.callback(gpu.close)
-        rivals = Rivals(gpu, candidates)
-        stack.callback(rivals.close)
+    with opened(limits, candidates=4, compilers=3, interpreters=2, isolation=arguments.isolation) as bench:
 
-        def examine(slug: str, name: str, source: bytes) -> dict[str, Any] | None:
-            if time.monotonic() - began > arguments.stop_s:
-                return None
+        def examine(name: str) -> Row:
+            slug, source = known[name]
             noted = GpuRecord()
-            found = examine_on_gpu(
-                asked(slug),
-                source,
-                gpu=gpu,
-                sandboxes=candidates,
-                interpreter=interpreter,
-                rivals=rivals,
-                ahead=Ahead(sandboxes=compilers, n_candidates=2, budget_s=60.0),
-                record=noted,
-            )
+            found = bench.examine(asked(slug), source, compiling=2, record=noted)
             return {
-                "assignment": slug,
-                "file": name,
                 "replay": to_json(found.replay),
                 "graded_ms": [median(one.student_times_ms) for one in found.timings],
                 "graded_ratio": [one.ratio for one in found.timings],
                 "evidence": to_json(found.evidence),
                 "large_calls": to_json(found.large_calls),
-                "failures": [str(one.failure.message)[:300] for one in found.probes if hasattr(one, "failure")],
+                "failures": [str(one.failure.message)[:300] for one in found.probes if isinstance(one, ProbeFailed)],
                 "load_failure": to_json(found.load_failure),
                 "seconds": {name: round(value, 2) for name, value in noted.seconds.items()},
             }
 
-        lanes = stack.enter_context(ThreadPoolExecutor(max_workers=LANES, thread_name_prefix="replay"))
-        later = {lanes.submit(examine, *row): row[1] for row in chosen}
-        for done in as_completed(later):
-            try:
-                row = done.result()
-            except Exception:
-                traceback.print_exc()
-                continue
-            if row is None:
-                print(f"  not run: {later[done]}")
-                continue
-            _print(row)
-            yield row
+        def named(name: str) -> Row:
+            return {"assignment": known[name][0], "file": name}
+
+        todo = chosen(known, arguments.files)
+        for row in each(todo, examine, name=named, stop_at=arguments.stop_at, lanes=LANES):
+            yield row  # first, so that it is written whatever becomes of the line
+            if ran([row]):
+                _print(row)
 
 
-def _print(row: dict[str, Any]) -> None:
+def _print(row: Row) -> None:
     replay = row["replay"]
     if replay is None:
         said = f"not replayed: {row['load_failure'] or row['failures'][:1] or row['large_calls'] or 'not timed'}"

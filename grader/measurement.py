@@ -369,6 +369,8 @@ class GpuFacts:
     ceilings: Ceilings | None = None
     before: GpuState | None = None  # the candidates ran between these two
     after: GpuState | None = None
+    held_s: float | None = None  # under the GPU's lock, which no two hand-ins hold at a time
+    idle_s: float | None = None  # between the last one of the same worker that held it and this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

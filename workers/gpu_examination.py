@@ -88,10 +88,8 @@ class GpuRecord:
     """What one examination noted beside the measurements: for staff, benchmarks and the health of the GPU."""
 
     races: list[tuple[Size, Race]] = field(default_factory=list)
-    lock_s: float = 0.0
     looks_for_late: bool = False
     compiled_late: tuple[str, ...] = ()  # kernels that the GPU's candidate compiled anew, where it is looked for them
-    idle_s: float = 0.0  # of the GPU, between the last examination of this process and this one
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
 
@@ -283,7 +281,14 @@ def examine_on_gpu(
     return dataclasses.replace(
         examination,
         timings=tuple(course.timings),
-        gpu=GpuFacts(memory_bytes=gpu.total_bytes, ceilings=ceilings, before=course.before, after=course.after),
+        gpu=GpuFacts(
+            memory_bytes=gpu.total_bytes,
+            ceilings=ceilings,
+            before=course.before,
+            after=course.after,
+            held_s=course.held_s,
+            idle_s=course.idle_s,
+        ),
         device_fault=fault,
         compile_report=compiled.report if compiled is not None else None,
         large_calls=tuple(course.large_calls),
@@ -452,7 +457,7 @@ class _Course:
         with self._gpu.lock():
             began = time.monotonic()
             self._record.seconds["waiting"] = began - waited
-            self._record.idle_s = began - self._gpu.free_since
+            self.idle_s = began - self._gpu.free_since
             self.before = self._gpu.state()
             try:
                 stopwatch, others = self._prepare_rivals()
@@ -465,7 +470,7 @@ class _Course:
                     self._gpu.arena.fill_(0xFF)
                     self._gpu.settle()
             self.after = self._gpu.state()
-            self._record.lock_s = time.monotonic() - began
+            self.held_s = time.monotonic() - began
 
     def _prepare_rivals(self) -> tuple[Stopwatch | None, list[Rival]]:
         """Rivals loaded and the idle GPU measured, before any of the student's code runs."""
@@ -500,6 +505,7 @@ class _Course:
                 self._sweep(interview)
             right = all(answer.passed for answer in self.numeric.answers.values())
             if stopwatch is not None and right and len(self.numeric.answers) == len(self._assignment.cases_on("cuda")):
+        self.held_s = self.idle_s = 0.0
                 with self._timed("timing"):
                     self._race(stopwatch, student, others)
             if self._record.looks_for_late and interview.ending is None:

@@ -2,22 +2,27 @@
 
 import contextlib
 import dataclasses
+import time
+import types
 from pathlib import Path
 
 import pytest
+from gpu_fakes import Clock, FakeGpu
 
+from grader import measurement
 from grader.assignment import load_assignment
 from grader.measurement import (
     Evidence,
     Failure,
     FailureKind,
+    Isolation,
     LargeCall,
     MemoryPoint,
     Replay,
     ReplayOutcome,
     Timing,
 )
-from workers import gpu_examination
+from workers import examination, gpu_examination
 from workers.gpu_examination import GpuRecord, _Course
 from workers.gpu_timing import Race, WrongRowsError
 from workers.interview import CandidateFailedError
@@ -240,3 +245,38 @@ def test_only_the_largest_size_is_beside_a_ballast(monkeypatch):
     measure(monkeypatch, point)
     sizes = FORWARD.memory.cuda_sizes
     assert beside == [(sizes[0], False), *((size, size == sizes[-1]) for size in sizes)]
+
+
+# -- the lock ----------------------------------------------------------------------------------------------------------
+
+
+class LockedGpu(FakeGpu):
+    """Free for so long when it is taken; numerics take so long under its lock."""
+
+    name, uuid, arch, total_bytes = "NVIDIA H200", "GPU-a", "sm_90", 1 << 30
+
+    def __init__(self, idle_s):
+        super().__init__(Clock())
+        self.free_since = time.monotonic() - idle_s
+        self.taken = 0
+
+    @contextlib.contextmanager
+    def lock(self):
+        self.taken += 1
+        yield
+
+    def state(self):
+        return None
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 5.0])
+def test_how_long_the_gpu_was_held_and_idle_before_is_stored_with_the_measurements(monkeypatch, idle_s):
+    gpu = LockedGpu(idle_s)
+    sandboxes = types.SimpleNamespace(isolation=Isolation(level="full"))
+    monkeypatch.setattr(examination.Examiner, "numerics", lambda self: time.sleep(0.03) or examination.Numerics())
+    assignment = dataclasses.replace(FORWARD, memory=None, speed=None)
+    found = gpu_examination.examine_on_gpu(assignment, b"", gpu=gpu, sandboxes=sandboxes, interpreter=None)
+    stored = measurement.loads(measurement.dumps(found)).gpu
+    assert gpu.taken == 1
+    assert idle_s <= stored.idle_s < idle_s + 1.0
+    assert 0.03 <= stored.held_s < 1.0

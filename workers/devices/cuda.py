@@ -163,11 +163,11 @@ class Gpu:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """No student's code runs on this GPU outside this lock. Held against other workers of this host too."""
-        try:
-            with gpu_lock(self.uuid):
+        with gpu_lock(self.uuid):
+            try:
                 yield
-        finally:
-            self.free_since = time.monotonic()
+            finally:  # noted while it is still ours: the next lane reads it as soon as it has the lock
+                self.free_since = time.monotonic()
 
 
 @contextlib.contextmanager
