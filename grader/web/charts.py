@@ -20,14 +20,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from grader.figures import Bar, BarChart, Chart, HeatMap, LineChart, Whose, amount, is_empty, place
-from grader.web.drawing import Engine
+from grader.web.drawing import Engine, NoDrawingError
 from grader.wording import error_text
 
 WIDTH = 310  # of a drawing with its labels: a telephone's column, so that text is never scaled down by much
@@ -85,31 +85,33 @@ class Gallery:
         self._memory: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
         self._draughtsman = ThreadPoolExecutor(max_workers=1, thread_name_prefix="charts")
-        self._on_the_table: dict[str, Future[str]] = {}
+        self._on_the_table: dict[str, Future[str | None]] = {}
 
     def drawn(self, charts: Sequence[Chart], *, wait_s: float, keep: bool = True) -> dict[Chart, Markup]:
         """SVG of every chart that is ready in time; the others are drawn all the same, for whoever asks next.
 
-        A chart with nothing to show has no drawing.
+        It is empty where there never will be a drawing. A chart with nothing to show is left out.
 
         Args:
             keep: on disk, too. Not what a reader may ask for in a million ways.
         """
         # Vega escapes every text that it puts into a drawing
         found: dict[Chart, Markup] = {}
-        pending: dict[Chart, Future[str]] = {}
+        pending: dict[Chart, Future[str | None]] = {}
         for chart in charts:
             if not is_empty(chart):
                 asked = json.dumps(_specification(chart), sort_keys=True)
                 digest = hashlib.sha256(f"{_engine()} {asked}".encode()).hexdigest()
                 svg = self._kept(digest)
+                if svg is None and _ENGINE.unable:
+                    svg = ""
                 if svg is not None:
                     found[chart] = Markup(svg)  # noqa: S704
                 else:
                     pending[chart] = self._ask_for(asked, digest, keep)
         wait(pending.values(), timeout=wait_s)
         drawn = {chart: future.result() for chart, future in pending.items() if future.done()}
-        return found | {chart: Markup(svg) for chart, svg in drawn.items() if svg}  # noqa: S704
+        return found | {chart: Markup(svg) for chart, svg in drawn.items() if svg is not None}  # noqa: S704
 
     def _kept(self, digest: str) -> str | None:
         with self._lock:
@@ -123,27 +125,32 @@ class Gallery:
         self._remember(digest, svg)
         return svg
 
-    def _ask_for(self, asked: str, digest: str, keep: bool) -> Future[str]:
+    def _ask_for(self, asked: str, digest: str, keep: bool) -> Future[str | None]:
         with self._lock:
             if digest in self._memory:  # finished since it was looked for
-                ready: Future[str] = Future()
+                ready: Future[str | None] = Future()
                 ready.set_result(self._memory[digest])
                 return ready
             if digest not in self._on_the_table:
                 self._on_the_table[digest] = self._draughtsman.submit(self._draw_and_keep, asked, digest, keep)
             return self._on_the_table[digest]
 
-    def _draw_and_keep(self, asked: str, digest: str, keep: bool) -> str:
-        """The drawing; empty when the engine refuses, for a report without a chart is better than none."""
+    def _draw_and_keep(self, asked: str, digest: str, keep: bool) -> str | None:
+        """The drawing; empty when the engine refuses, None when it may do better the next time."""
         try:
             svg = _draw(asked)
             self._remember(digest, svg)
             if keep:
                 with contextlib.suppress(OSError):  # a full disk costs time, not the chart
                     self._write(digest, svg)
-        except ValueError:
-            _log.exception("a chart cannot be drawn")
-            svg = ""
+        except NoDrawingError as exc:
+            self._remember(digest, "")
+            if not _ENGINE.unable:  # which has been said
+                _log.warning("a chart cannot be drawn: %s", exc)
+            return ""
+        except ValueError as exc:
+            _log.warning("a chart was not drawn: %s", exc)
+            return None
         finally:
             with self._lock:
                 self._on_the_table.pop(digest, None)
@@ -169,12 +176,22 @@ class Gallery:
 @cache
 def _engine() -> str:
     """What would draw: another version's drawings are other drawings."""
-    return version("vl-convert-python")
+    try:
+        return version("vl-convert-python")
+    except PackageNotFoundError:  # the engine says so, and what to do
+        return "none"
 
 
 def warm_up() -> None:
-    """Start the drawing engine, which takes a second, so that nobody has to wait for it."""
-    draw(BarChart(title="", unit="", bars=(Bar(name="", whose=Whose.OWN, value=1.0),)))
+    """Start the drawing engine, which takes a second, so that nobody has to wait for it.
+
+    Where it cannot draw, a line in the log says why, and pages are shown without drawings.
+    """
+    try:
+        draw(BarChart(title="", unit="", bars=(Bar(name="", whose=Whose.OWN, value=1.0),)))
+    except ValueError as exc:
+        if not _ENGINE.unable:  # which has been said
+            _log.warning("charts cannot be drawn just now: %s", exc)
 
 
 def draw(chart: Chart) -> str:
