@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -214,24 +215,35 @@ def up(device: str | None) -> None:
 
 
 @cli.command()
-def web() -> None:
-    """Serve the pages."""
-    import waitress  # type: ignore[import-untyped]
-
-    from grader.web import SERVER_OPTIONS, charts
-    from grader.wsgi import make_app
+@click.option("--listener", type=int, hidden=True, help="Number of the open socket to serve on.")
+def web(listener: int | None) -> None:
+    """Serve the pages, with as many processes as TILEGRADE_WEB_PROCESSES says."""
+    from grader import up as service
 
     settings = _settings()
     log_to_stderr("web")
+    if listener is None and settings.web_processes > 1:
+        db.demand_current(Database(settings.database_url))  # once, and not every process again and again
+        service.run_web(settings, say=logging.getLogger("tilegrade.web").info)
+    else:
+        _serve_pages(settings, socket.socket(fileno=listener) if listener is not None else service.listen(settings))
+
+
+def _serve_pages(settings: Settings, listener: socket.socket) -> None:
+    """With threads of this process, until TERM."""
+    import waitress  # type: ignore[import-untyped]
+
+    from grader.web import SERVER_OPTIONS, warm_up
+    from grader.wsgi import make_app
+
     # one line for every request that waits a moment for a thread is no news, and a burst of them hides what is
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     app = make_app(settings)
-    charts.warm_up()
+    warm_up(app)
     _exit_on_terminate()
     waitress.serve(
         app,
-        host=settings.host,
-        port=settings.port,
+        sockets=[listener],
         ident=None,
         **SERVER_OPTIONS,
         # the application believes as many proxies as TILEGRADE_PROXIES says; without any, the headers are dropped here

@@ -37,6 +37,7 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    web_processes: int = 1
     secure_cookies: bool = False  # True wherever the service is reached over https
     proxies: int = 0  # reverse proxies in front, whose X-Forwarded-For is believed
     session_hours: float = 12.0
@@ -80,6 +81,8 @@ class Settings:
             secret_key=env.text("SECRET_KEY", ""),
             host=env.text("HOST", cls.host),
             port=env.integer("PORT", cls.port, least=1),
+            # more gain nothing beside a database and workers on the same few processors
+            web_processes=env.integer("WEB_PROCESSES", min(2, len(os.sched_getaffinity(0))), least=1),
             secure_cookies=env.flag("SECURE_COOKIES", cls.secure_cookies),
             proxies=env.integer("PROXIES", cls.proxies),
             session_hours=env.number("SESSION_HOURS", cls.session_hours),

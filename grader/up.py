@@ -28,6 +28,7 @@ HEALTHY_AFTER_S = 60.0  # a child that lived so long starts with a clean slate
 MAX_RESTART_DELAY_S = 60.0
 MAX_LOG_BYTES = 5 << 20
 READY_WITHIN_S = 60.0
+LISTEN_BACKLOG = 1024
 _PR_SET_PDEATHSIG = 1
 
 
@@ -38,6 +39,7 @@ class Child:
     name: str
     arguments: list[str]
     log: Path | None = None  # None: writes where we do
+    inherits: tuple[int, ...] = ()  # open files of ours that it keeps, by number
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0  # monotonic
     start_at: float = 0.0  # monotonic; not before
@@ -94,6 +96,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=None if log is None else subprocess.STDOUT,
+                pass_fds=child.inherits,
                 start_new_session=True,  # Ctrl-C is for us; we tell them in order
                 preexec_fn=self._die_with_parent,  # safe: this process has one thread
             )
@@ -167,6 +170,17 @@ def run_workers(settings: Settings, gpus: Sequence[str], *, say: Callable[[str],
     keep_running([Child(name=name, arguments=arguments) for name, arguments in commands.items()], say=say)
 
 
+def run_web(settings: Settings, *, say: Callable[[str], None]) -> None:
+    """Serve the pages by `settings.web_processes` processes that share one port, until TERM, INT or HUP.
+
+    Python runs one thread of a process at a time, so one process serves pages with one processor.
+    """
+    with listen(settings) as listener:
+        command = [sys.executable, "-m", "grader.cli", "web", "--listener", str(listener.fileno())]
+        names = [f"web-{number}" for number in range(settings.web_processes)]
+        keep_running([Child(name=name, arguments=command, inherits=(listener.fileno(),)) for name in names], say=say)
+
+
 def keep_running(
     children: list[Child], *, say: Callable[[str], None], meanwhile: Callable[[], None] = lambda: None
 ) -> None:
@@ -206,21 +220,25 @@ def only_one(settings: Settings) -> Iterator[None]:
             raise UserError(
                 f"Tilegrade runs from {settings.data_dir} already. Stop it, or set TILEGRADE_DATA to another folder."
             ) from None
-        _demand_port(settings.host, settings.port)
+        listen(settings).close()  # rather a word now than in the web server's log
         yield
 
 
-def _demand_port(host: str, port: int) -> None:
+def listen(settings: Settings) -> socket.socket:
+    """The socket that the pages are served on.
+
+    Raises:
+        UserError: the port is taken, or the address is not this machine's.
+    """
+    host, port = settings.host, settings.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as exc:
-            raise UserError(
-                f"Cannot listen on {host}:{port} ({exc.strerror}). Set TILEGRADE_PORT to a free port, e.g. "
-                f"TILEGRADE_PORT={port + 1} tilegrade up."
-            ) from None
+    try:
+        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
+    except OSError as exc:
+        raise UserError(
+            f"Cannot listen on {host}:{port} ({exc.strerror}). Set TILEGRADE_PORT to a free port, e.g. "
+            f"TILEGRADE_PORT={port + 1} tilegrade up."
+        ) from None
 
 
 def _answers(settings: Settings) -> bool:

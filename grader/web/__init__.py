@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable
 from datetime import timedelta
@@ -50,7 +51,7 @@ SERVER_OPTIONS: dict[str, int] = {
     "max_request_body_size": 16 << 20,  # what is larger is cut off; what is smaller gets our own page
 }
 
-__all__ = ["SERVER_OPTIONS", "House", "create_app"]
+__all__ = ["SERVER_OPTIONS", "House", "create_app", "warm_up"]
 
 
 def create_app(
@@ -111,6 +112,16 @@ def create_app(
     app.add_url_rule("/health", "health", _health)
     _equip_templates(app)
     return app
+
+
+def warm_up(app: Flask) -> None:
+    """Do now what the first visitors of a page would wait for. Call it once a process, before it serves."""
+    charts.warm_up()
+    for name in app.jinja_env.list_templates(extensions=["html"]):
+        app.jinja_env.get_template(name)
+    # what is there by now stays; looking through all of it for garbage would halt every page for a tenth of a second
+    gc.collect()
+    gc.freeze()
 
 
 class _Sessions(SecureCookieSessionInterface):

@@ -136,6 +136,7 @@ def start_up(folder, port):
                 "OMP_NUM_THREADS": "1",
                 "TILEGRADE_DATA": str(folder / "data"),
                 "TILEGRADE_PORT": str(port),
+                "TILEGRADE_WEB_PROCESSES": "2",
             },
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -158,15 +159,22 @@ def start_up(folder, port):
 
 
 def children_of(pid):
-    found = {}
+    """(words of its command, pid) of each."""
+    found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
-                name = stat.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                words = name.split()
-                # python -m workers.tasks --device cpu, or python -m grader.cli web
-                found[words[-1] if words[2] == "grader.cli" else words[2]] = int(stat.parent.name)
+                found.append((stat.with_name("cmdline").read_text().split("\0"), int(stat.parent.name)))
     return found
+
+
+def parts_of(pid):
+    # python -m workers.tasks --device cpu, or python -m grader.cli web
+    return {words[3] if words[2] == "grader.cli" else words[2]: child for words, child in children_of(pid)}
+
+
+def servers_of(pid):
+    return {child for words, child in children_of(pid) if "--listener" in words}
 
 
 @pytest.mark.slow
@@ -183,12 +191,18 @@ def test_one_command_runs_the_service_and_ctrl_c_ends_all_of_it(start_up, port, 
     wait_until(lambda: "runs at http" in said(), 60, "the first line of the service")
     assert len(re.findall(r"demo (student|instructor): user \1, password \S{23}\n", said())) == 2
     assert answers()
-    children = children_of(process.pid)
+    children = parts_of(process.pid)
     assert set(children) == {"broker", "web", "workers.tasks", "beat"}
 
     second, second_said = start_up()
     assert second.wait(60) == 2
     assert "runs from" in second_said()
+
+    one, other = servers_of(children["web"])
+    os.kill(one, signal.SIGKILL)
+    assert all(answers() for _ in range(5))  # the other one serves alone,
+    wait_until(lambda: len(servers_of(children["web"]) - {one}) == 2, 20, "another one in its place")
+    assert other in servers_of(children["web"])
 
     os.kill(children["web"], signal.SIGKILL)
     wait_until(lambda: "web ended with status -9" in said(), 20, "news of the death")
@@ -196,7 +210,7 @@ def test_one_command_runs_the_service_and_ctrl_c_ends_all_of_it(start_up, port, 
 
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in [*children.values(), other])
     assert not answers()
 
     # its data stays, and nobody's password is printed again
@@ -204,7 +218,7 @@ def test_one_command_runs_the_service_and_ctrl_c_ends_all_of_it(start_up, port, 
     wait_until(lambda: "runs at http" in third_said(), 60, "the second start")
     assert "password" not in third_said()
     # even killed outright, it leaves nobody behind who holds the port
-    children = children_of(third.pid)
+    children = parts_of(third.pid)
     third.kill()
     third.wait()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children.values()), 30, "the children's end")
