@@ -194,11 +194,88 @@ def test_the_healthcheck_of_the_web_asks_a_page_that_exists():
     assert '"/health"' in (ROOT / "grader" / "web" / "__init__.py").read_text()
 
 
-def test_every_variable_is_one_that_settings_reads():
-    for service in COMPOSE["services"].values():
-        for name in service.get("environment", {}):
-            if name.startswith("TILEGRADE_"):
-                assert name in known_variables()
+BY_WORKERS = frozenset(
+    {
+        *("DATABASE_URL", "BROKER_URL", "LEASE_S", "HEARTBEAT_S", "RECHECK_S"),
+        *("MAX_LOST_ATTEMPTS", "ALLOW_REDUCED_SANDBOX"),
+    }
+)
+READ_BY = {
+    "web": {
+        *("DATABASE_URL", "BROKER_URL", "SECRET_KEY", "WEB_PROCESSES", "SECURE_COOKIES", "PROXIES", "SESSION_HOURS"),
+        *("MAX_SOURCE_BYTES", "HAND_INS_PER_MINUTE", "HAND_INS_PER_HOUR", "MAX_WAITING_PER_STUDENT"),
+        *("LOGIN_FAILURES", "LOGIN_FAILURES_PER_ADDRESS", "LOGIN_WINDOW_S"),
+    },
+    "migrate": {"DATABASE_URL"},
+    "beat": {"BROKER_URL", "SWEEP_EVERY_S"},
+    "worker": BY_WORKERS,
+    "worker-gpu": BY_WORKERS,
+}
+NOT_PASSED_ON = {
+    "DATA": "the image says where its volume is",
+    "ASSIGNMENTS": "the image says where it has them",
+    "HOST": "the image listens on every address of its container",
+    "PORT": "the container's own; TILEGRADE_PUBLISH is the host's",
+    "DEVICE": "each of the two services of workers has its own",
+    "SLOT": "one worker a container, or one for each GPU",
+}
+
+
+def test_every_setting_reaches_the_services_that_read_it_and_no_other():
+    passed = {
+        service: {name.removeprefix("TILEGRADE_") for name in one["environment"] if name.startswith("TILEGRADE_")}
+        for service, one in COMPOSE["services"].items()
+        if "environment" in one
+    }
+    assert passed == READ_BY | {"postgres": set()}
+    every = set().union(*READ_BY.values(), NOT_PASSED_ON)
+    assert every == {name.removeprefix("TILEGRADE_") for name in known_variables()}
+
+
+OTHER_THAN_DEFAULT = {
+    **{name: str(7000 + number) for number, name in enumerate(sorted(set().union(*READ_BY.values())))},
+    "DATABASE_URL": "postgresql://other/db",
+    "BROKER_URL": "redis://other:6379/0",
+    "SECURE_COOKIES": "1",
+    "ALLOW_REDUCED_SANDBOX": "1",
+    "WEB_PROCESSES": "3",
+    "HEARTBEAT_S": "11",
+}
+
+
+@pytest.mark.parametrize("service", READ_BY)
+def test_what_the_env_file_says_is_what_a_service_reads(service):
+    urls = {"DATABASE_URL": "postgresql://tilegrade:secret@postgres/tilegrade", "BROKER_URL": "redis://redis:6379/0"}
+    for said in ({}, OTHER_THAN_DEFAULT):
+        env_file = {f"TILEGRADE_{name}": value for name, value in said.items()}
+        found = _in_container(service, {"TILEGRADE_POSTGRES_PASSWORD": "secret", **env_file})
+        expected = {name: value for name, value in (urls | said).items() if name in READ_BY[service]}
+        assert Settings.from_env(found) == Settings.from_env({f"TILEGRADE_{k}": v for k, v in expected.items()})
+
+
+def _in_container(service, env_file):
+    """What Compose gives that service where `.env` says so, by the rules of its interpolation."""
+
+    def value(text):
+        # innermost first; a name alone, with a default where it is unset or empty, or with a complaint
+        while found := re.search(r"\$\{(\w+)(?:(:-|:\?)([^${}]*))?\}", text):
+            name, how, rest = found.groups()
+            said = env_file.get(name, "")
+            assert said or how != ":?", rest
+            text = text[: found.start()] + (said or rest or "") + text[found.end() :]
+        return text
+
+    return {name: value(text) for name, text in COMPOSE["services"][service]["environment"].items()}
+
+
+def test_what_is_not_passed_on_is_said_in_the_example():
+    said = re.search(r"In containers ([^.]*) are settled", (ROOT / ".env.example").read_text())
+    assert set(re.findall(r"[A-Z]+", said[1])) == set(NOT_PASSED_ON)
+
+
+def test_no_service_is_given_a_whole_env_file():
+    """It would carry the key that signs sessions into workers."""
+    assert "env_file" not in (ROOT / "docker-compose.yml").read_text()
 
 
 def test_no_password_is_in_the_file():
@@ -272,6 +349,13 @@ def check_in_container(service, *without, allow_reduced=False):
     return json.loads(done.stdout)
 
 
+# options without which a worker takes no work, and the wall that its check then misses
+WALL_OF = {
+    **dict.fromkeys(("SYS_ADMIN", "SETUID", "SETGID", "seccomp", "systempaths"), "sandbox"),
+    "writable-cgroups": "memory",
+}
+
+
 @pytest.mark.slow
 @needs_root
 @needs_bwrap
@@ -285,15 +369,7 @@ def test_every_wall_stands_in_a_workers_container(service):
 @pytest.mark.slow
 @needs_root
 @needs_bwrap
-@pytest.mark.parametrize(
-    ("option", "wall"),
-    [
-        *(pytest.param(name, "sandbox", id=name) for name in ("SYS_ADMIN", "SETUID", "SETGID")),
-        pytest.param("seccomp", "sandbox", id="seccomp"),
-        pytest.param("systempaths", "sandbox", id="systempaths"),
-        pytest.param("writable-cgroups", "memory", id="writable-cgroups"),
-    ],
-)
+@pytest.mark.parametrize(("option", "wall"), WALL_OF.items(), ids=WALL_OF)
 def test_no_option_of_a_workers_container_is_there_for_nothing(option, wall):
     found = check_in_container("worker", option)
     assert found["ok"] is False
@@ -325,6 +401,11 @@ def test_workers_have_exactly_these_options():
         }
         assert (service["read_only"], service["init"]) == (True, True)
         assert not {"privileged", "pid", "ipc", "network_mode", "devices", "userns_mode"} & set(service)
+
+
+def test_the_options_that_a_worker_cannot_do_without_are_named():
+    said = re.search(r"Without ([^.]*) the worker's own check\s+fails", (ROOT / "docker" / "README.md").read_text())
+    assert set(re.findall(r"`([^`]+)`", said[1])) == set(WALL_OF)
 
 
 def test_every_option_of_a_workers_container_is_explained():
