@@ -116,7 +116,8 @@ def each(
         for done in as_completed(later):
             row = name(later[done]) | done.result()
             if not ran([row]):
-                print(f"  {', '.join(map(str, name(later[done]).values()))}: {row.get('error', 'not run')[-300:]}")
+                why = row.get("error", "not run").strip().splitlines()[-1]
+                print(f"  {', '.join(map(str, name(later[done]).values()))}: {why[:300]}", flush=True)
             yield row
     finally:
         pool.shutdown(cancel_futures=True)

@@ -58,12 +58,14 @@ def asked(slug: str) -> Assignment:
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """Examine and replay. Prints a line a file."""
-    known = {name: (slug, source) for slug, name, source in files()}
+    every = files()
+    picked = chosen((name for _, name, _ in every), arguments.files)
+    todo = [file for file in every if file[1] in picked]
     limits = asked(SLUGS[0]).limits
     with opened(limits, candidates=4, compilers=3, interpreters=2, isolation=arguments.isolation) as bench:
 
-        def examine(name: str) -> Row:
-            slug, source = known[name]
+        def examine(file: tuple[str, str, bytes]) -> Row:
+            slug, _, source = file
             noted = GpuRecord()
             found = bench.examine(asked(slug), source, compiling=2, record=noted)
             return {
@@ -77,10 +79,9 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
                 "seconds": {name: round(value, 2) for name, value in noted.seconds.items()},
             }
 
-        def named(name: str) -> Row:
-            return {"assignment": known[name][0], "file": name}
+        def named(file: tuple[str, str, bytes]) -> Row:
+            return {"assignment": file[0], "file": file[1]}
 
-        todo = chosen(known, arguments.files)
         for row in each(todo, examine, name=named, stop_at=arguments.stop_at, lanes=LANES):
             yield row  # first, so that it is written whatever becomes of the line
             if ran([row]):

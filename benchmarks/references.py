@@ -20,8 +20,9 @@ import multiprocessing
 import os
 import sys
 import time
+import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,10 +40,13 @@ CHECKED_ROWS = ((300, 4096), (37, 4001))
 CHECKED_LENGTHS = ((512, 512), (333, 517))  # queries, keys
 CHECKED = (("bfloat16", 16), ("bfloat16", 32), ("bfloat16", 64), ("bfloat16", 128), ("float16", 64), ("float32", 64))
 DROPPED, SEED = 0.1, 1234
+FLOPS_OF = {"forward": 1.0, "backward": 2.5}  # times those of a forward
+COMPILING_S = 150.0  # at most
 
 Row = dict[str, Any]
 
 
+@functools.cache
 def load(name: str, folder: Path = KERNELS) -> types.ModuleType:
     """One of our kernel files, as a module."""
     spec = importlib.util.spec_from_file_location(f"{name}_kernel", folder / f"{name}.py")
@@ -225,8 +229,8 @@ def plain_attention(
     return torch.softmax(scores, dim=-1) @ v, torch.logsumexp(scores, dim=-1)
 
 
-def torch_attention(backend: str, inputs: Sequence[torch.Tensor], *, causal: bool) -> tuple[float, float]:
-    """Milliseconds of forward and backward of one of torch's backends."""
+def torch_attention(backend: str, inputs: Sequence[torch.Tensor], *, causal: bool, backward: bool) -> float:
+    """Milliseconds of forward or backward of one of torch's backends."""
     q, k, v, do = (x[None] for x in inputs)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
 
@@ -234,41 +238,47 @@ def torch_attention(backend: str, inputs: Sequence[torch.Tensor], *, causal: boo
         return torch.nn.functional.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=causal)
 
     with sdpa_kernel(BACKENDS[backend]):
+        if backward:
+            return by_graph(lambda o: torch.autograd.grad(o, leaves, do, retain_graph=True), before=forward)
         with torch.no_grad():
-            forward_ms = by_graph(forward)
-        backward_ms = by_graph(lambda o: torch.autograd.grad(o, leaves, do, retain_graph=True), before=forward)
-    return forward_ms, backward_ms
+            return by_graph(forward)
 
 
-def our_attention(module: types.ModuleType, inputs: Sequence[torch.Tensor], *, causal: bool) -> tuple[float, float]:
-    """Milliseconds of forward and backward of our kernels."""
+def our_attention(module: types.ModuleType, inputs: Sequence[torch.Tensor], *, causal: bool, backward: bool) -> float:
+    """Milliseconds of forward or backward of our kernels."""
     q, k, v, do = inputs
+    if not backward:
+        return by_graph(lambda: module.flash_attention_forward(q, k, v, causal))
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    forward_ms = by_graph(lambda: module.flash_attention_forward(q, k, v, causal))
-    backward_ms = by_graph(
+    return by_graph(
         lambda o: torch.autograd.grad(o, leaves, do, retain_graph=True),
         before=lambda: module.FlashAttention.apply(*leaves, causal),
     )
-    return forward_ms, backward_ms
 
 
-def attention(module: types.ModuleType, dtypes: Sequence[str], lengths: Sequence[int], *, stop: float) -> Iterator[Row]:
-    """Ours, torch's Flash and cuDNN, forward and backward, TFLOP/s."""
-    for dtype, t, d, causal in itertools.product(dtypes, lengths, (64, 128), (False, True)):
-        if time.monotonic() > stop:
-            return
-        inputs = attention_inputs(d, t, dtype)
-        flops = forward_flops(d, t, causal=causal)
-        times = {"ours": our_attention(module, inputs, causal=causal)}
-        times |= {backend: torch_attention(backend, inputs, causal=causal) for backend in BACKENDS}
-        for direction, (name, work) in enumerate((("forward", flops), ("backward", 2.5 * flops))):
-            rates = {who: round(work / ms[direction] / 1e9, 1) for who, ms in times.items()}
-            yield {"kernel": name, "dtype": dtype, "d": d, "mask": "causal" if causal else "full", "t": t} | rates
+def attention(module: types.ModuleType, named: Row) -> Row:
+    """Ours, torch's Flash and cuDNN, forward or backward, TFLOP/s; `named` says of what."""
+    dtype, t, d, causal = named["dtype"], named["t"], named["d"], named["mask"] == "causal"
+    work = forward_flops(d, t, causal=causal) * FLOPS_OF[named["kernel"]]
+    backward = named["kernel"] == "backward"
+    inputs = attention_inputs(d, t, dtype)
+    timed = {"ours": functools.partial(our_attention, module)} | {
+        backend: functools.partial(torch_attention, backend) for backend in BACKENDS
+    }
+    found: Row = {}
+    for who, time_it in timed.items():
+        try:
+            found[who] = round(work / time_it(inputs, causal=causal, backward=backward) / 1e9, 1)
+        except Exception as exc:  # the others are worth knowing without it
+            found["failed"] = f"{found['failed']}; " if "failed" in found else ""
+            found["failed"] += f"{who}: {_said(exc)}"
+    return found | {f"of_{who}": round(found["ours"] / found[who], 2) for who in BACKENDS if {"ours", who} <= {*found}}
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def copy_rate() -> float:
     """TB/s of a device-to-device copy of 4 GiB, bytes read and written. By events: in a graph a copy is slower."""
     source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda").random_()
@@ -277,20 +287,19 @@ def copy_rate() -> float:
     return 2 * source.numel() / median(times[2:]) / 1e9
 
 
-def rows(modules: Mapping[str, types.ModuleType], dtypes: Sequence[str]) -> Iterator[Row]:
-    """Ours and torch's chains in eager mode, TB/s of x and y, beside a copy."""
+def rows(module: types.ModuleType, named: Row) -> Row:
+    """Ours and torch's chain in eager mode, TB/s of x and y, beside a copy's; `named` says of what."""
+    name, shape = named["kernel"], tuple(map(int, named["shape"].split("x")))
+    given = _row_inputs(name, shape, named["dtype"], "cuda")
+    moved = 2 * given[0].numel() * given[0].element_size()
+    calls = (_row_call(name, module), _softmax_chain if name == "softmax" else _layer_norm_chain)
+    ours, eager = (moved / by_graph(functools.partial(call, *given)) / 1e9 for call in calls)
     copied = copy_rate()
-    for dtype, name in itertools.product(dtypes, modules):
-        for shape in ROW_SHAPES[name]:
-            given = _row_inputs(name, shape, dtype, "cuda")
-            moved = 2 * given[0].numel() * given[0].element_size()
-            calls = (_row_call(name, modules[name]), _softmax_chain if name == "softmax" else _layer_norm_chain)
-            ours, eager = (moved / by_graph(functools.partial(call, *given)) / 1e9 for call in calls)
-            found = {"kernel": name, "dtype": dtype, "shape": "x".join(map(str, shape))}
-            yield found | {"ours": round(ours, 3), "eager": round(eager, 3), "copy": round(copied, 3)}
+    found = {"ours": round(ours, 3), "eager": round(eager, 3), "copy": round(copied, 3)}
+    return found | {"of_copy": round(ours / copied, 3), "of_eager": round(ours / eager, 2)}
 
 
-def _row_inputs(name: str, shape: tuple[int, int], dtype: str, device: str) -> list[torch.Tensor]:
+def _row_inputs(name: str, shape: tuple[int, ...], dtype: str, device: str) -> list[torch.Tensor]:
     x = torch.randn(shape, device=device).to(getattr(torch, dtype))
     return [x] if name == "softmax" else [x, *(torch.randn(shape[1], device=device).to(x.dtype) for _ in range(3))]
 
@@ -316,29 +325,72 @@ def _layer_norm_chain(x: torch.Tensor, bias: torch.Tensor, gamma: torch.Tensor, 
 def compare(
     dtypes: Sequence[str] = DTYPES, lengths: Sequence[int] = LENGTHS, *, stop_s: float = 600.0, folder: Path = KERNELS
 ) -> Iterator[Row]:
-    """Everything, one row at a time, each with what it reaches of what is wanted; nothing begins after `stop_s`."""
+    """Everything, one row at a time, each with what it reaches of what is wanted.
+
+    A row whose measurement failed says so under `failed`, and the others are measured all the same. Nothing begins
+    after `stop_s`: the last row counts what did not.
+    """
     stop = time.monotonic() + stop_s
-    cases = list(itertools.product(dtypes, (64, 128), (False, True)))
-    checked = [(dtype, d, causal) for dtype, d in CHECKED for causal in (False, True)]
-    jobs: list[tuple[Any, ...]] = [(*case, step, (1024, 1024)) for case in cases for step in ("backward", "forward")]
+    yield _guarded({"kernel": "compiled"}, lambda: _compiled(dtypes, folder, stop_s=min(stop_s / 2, COMPILING_S)))
+    n_left = 0
+    for named in _asked(dtypes, lengths):
+        if time.monotonic() > stop:
+            n_left += 1
+        elif named["kernel"] in ROW_SHAPES:
+            yield _guarded(named, lambda named=named: rows(load(named["kernel"], folder), named))
+        elif named["kernel"] == "error":
+            yield _guarded(named, lambda named=named: _checked(load("attention", folder), named))
+        else:
+            yield _guarded(named, lambda named=named: attention(load("attention", folder), named))
+    if n_left:
+        yield {"kernel": "not run", "failed": f"{n_left} rows, for lack of time"}
+
+
+def _asked(dtypes: Sequence[str], lengths: Sequence[int]) -> Iterator[Row]:
+    """What each row is about, in order."""
+    for dtype, name in itertools.product(dtypes, ROW_SHAPES):
+        for shape in ROW_SHAPES[name]:
+            yield {"kernel": name, "dtype": dtype, "shape": "x".join(map(str, shape))}
+    for (dtype, d), mask in itertools.product(CHECKED, ("full", "causal")):
+        yield {"kernel": "error", "dtype": dtype, "d": d, "mask": mask}
+    for dtype, t, d, mask, kernel in itertools.product(dtypes, lengths, (64, 128), ("full", "causal"), FLOPS_OF):
+        yield {"kernel": kernel, "dtype": dtype, "d": d, "mask": mask, "t": t}
+
+
+def _compiled(dtypes: Sequence[str], folder: Path, *, stop_s: float) -> Row:
+    steps = ("backward", "forward")
+    jobs: list[tuple[Any, ...]] = [
+        (*case, step, (1024, 1024)) for case in itertools.product(dtypes, (64, 128), (False, True)) for step in steps
+    ]
     jobs += itertools.product(ROW_SHAPES, dtypes)
-    jobs += [(*case, step, *CHECKED_LENGTHS) for case in checked for step in ("backward", "forward")]
+    checked = [(dtype, d, causal) for dtype, d in CHECKED for causal in (False, True)]
+    jobs += [(*case, step, *CHECKED_LENGTHS) for case in checked for step in steps]
     began = time.monotonic()
-    n_done = compile_ahead(jobs, stop_s=stop_s / 2, folder=folder)
-    yield {"kernel": "compiled", "jobs": n_done, "of": len(jobs), "seconds": round(time.monotonic() - began, 1)}
-    for row in rows({name: load(name, folder) for name in ROW_SHAPES}, dtypes):
-        yield row | {"of_copy": round(row["ours"] / row["copy"], 3), "of_eager": round(row["ours"] / row["eager"], 2)}
-    module = load("attention", folder)
-    for dtype, d, causal in checked:
-        if time.monotonic() < stop:
-            error = round(worst_error(module, dtype, d, causal=causal), 3)
-            yield {"kernel": "error", "dtype": dtype, "d": d, "mask": "causal" if causal else "full", "of_limit": error}
-    for row in attention(module, dtypes, lengths, stop=stop):
-        yield row | {f"of_{who}": round(row["ours"] / row[who], 2) for who in BACKENDS}
+    n_done = compile_ahead(jobs, stop_s=stop_s, folder=folder)
+    return {"jobs": n_done, "of": len(jobs), "seconds": round(time.monotonic() - began, 1)}
+
+
+def _checked(module: types.ModuleType, named: Row) -> Row:
+    error = worst_error(module, named["dtype"], named["d"], causal=named["mask"] == "causal")
+    return {"of_limit": round(error, 3)}
+
+
+def _guarded(named: Row, measure: Callable[[], Row]) -> Row:
+    try:
+        return named | measure()
+    except Exception as exc:
+        traceback.print_exc()
+        return named | {"failed": _said(exc)}
+
+
+def _said(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {str(exc)[:300]}"
 
 
 def wanted(row: Row) -> bool:
-    """Whether `row` reaches what we set out for."""
+    """Whether `row` reaches what we set out for; one that failed reaches nothing."""
+    if "failed" in row:
+        return False
     if row["kernel"] == "forward":
         return bool(row["of_cudnn"] >= 0.9 and row["of_flash"] >= 1.3)
     if row["kernel"] == "backward":
