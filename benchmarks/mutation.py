@@ -24,8 +24,9 @@ from torch import Tensor  # noqa: E402
 
 import reference  # noqa: E402
 from grader.assignment import Assignment, Case, load_assignment, load_assignments  # noqa: E402
-from grader.judging import Grade, judge  # noqa: E402
+from grader.judging import judge  # noqa: E402
 from grader.measurement import Device, Isolation, ProbeMeasured  # noqa: E402
+from grader.verdicts import Grade  # noqa: E402
 from reference.operation import Inputs, Mistake, Operation, Options  # noqa: E402
 from workers import numerics  # noqa: E402
 from workers.devices.cpu import ARENA_BYTES, Arena  # noqa: E402

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from grader import devices
 from grader.errors import AssignmentError
 
 AXES = ("numerics", "memory", "structure", "speed")
@@ -126,7 +127,7 @@ class Speed:
     dtype: str
     options: Mapping[str, Any]
     steps: tuple[SpeedStep, ...]
-    gpu_steps: Mapping[str, tuple[SpeedStep, ...]]  # by GPU model, where they differ
+    gpu_steps: Mapping[str, tuple[SpeedStep, ...]]  # by GPU model as `devices.model_of` names it, where they differ
     replay: str = "never"  # whose kernels are run again without their Python; "top": of who earns all speed points
 
 
@@ -475,6 +476,9 @@ def _speed(table: _Table) -> Speed:
 
     sizes = [_Table(table.file, "speed", {f"sizes[{i}]": row}) for i, row in enumerate(table.get("sizes", list))]
     gpu = table.table("gpu_steps") if table.has("gpu_steps") else None
+    for model in gpu.names() if gpu else ():
+        if model != devices.model_of(model):
+            table.fail(f"gpu_steps.{model}", f"is no model as workers name them; write {devices.model_of(model)!r}")
     found = Speed(
         sizes=tuple(row.sizes(f"sizes[{i}]") for i, row in enumerate(sizes)),
         dtype=table.choice("dtype", DTYPES, "bfloat16"),

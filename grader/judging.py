@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from grader import devices
 from grader.assignment import Assignment, Case, Speed, SpeedStep
 from grader.diagnosis import diagnose
 from grader.measurement import (
@@ -50,8 +51,6 @@ from grader.verdicts import (
     only_hidden,
 )
 from grader.wording import listed
-
-__all__ = ["Grade", "Verdict", "grade_json", "judge"]
 
 OUT_OF_BOUNDS = ("out-of-bounds-store", "out-of-bounds-load")
 COPIES_AND_FILLS = frozenset(
@@ -582,8 +581,8 @@ def headline_timing(assignment: Assignment, examination: Examination) -> Timing 
 
 
 def speed_steps(speed: Speed, gpu: str) -> tuple[SpeedStep, ...]:
-    """The steps in force on that GPU model."""
-    return next((steps for model, steps in speed.gpu_steps.items() if model.lower() in gpu.lower()), speed.steps)
+    """The steps in force on the GPU of that full name."""
+    return speed.gpu_steps.get(devices.model_of(gpu), speed.steps)
 
 
 def speed_fraction(steps: Sequence[SpeedStep], speedup: float) -> float:

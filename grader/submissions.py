@@ -39,6 +39,7 @@ from grader.measurement import Examination
 from grader.models import CourseAssignment, Result, Role, State, Submission, User, Worker, WorkerStatus
 from grader.roofline import share_of_limit
 from grader.settings import Settings
+from grader.verdicts import Grade
 from grader.wording import one_line, plain
 
 # a student who had many gradings within this window waits behind one who had few
@@ -748,7 +749,7 @@ def _write(session: Session, statement: Update) -> bool:
     return found.rowcount > 0
 
 
-def decided(grade: judging.Grade, row: Result) -> judging.Grade:
+def decided(grade: Grade, row: Result) -> Grade:
     """The grade as a person decided on it, where one did."""
     if row.released:
         return judging.released(grade)

@@ -105,9 +105,14 @@ def test_a_bad_value_is_named_with_its_remedy(folder, old, new, complaint):
         pytest.param("sizes = [5]", r"speed.sizes\[0\]: 5 is not dict", id="size-that-is-no-table"),
         pytest.param("sizes = [{ rows = 0 }]", r"speed.sizes\[0\].rows: 0 must be a whole number", id="size-of-zero"),
         pytest.param("sizes = []", r"speed.sizes: names no size", id="no-size"),
-        pytest.param("sizes = [{ rows = 8 }]\ngpu_steps.H200 = 5", r"speed.gpu_steps.H200: 5 is not list", id="gpu"),
+        pytest.param("sizes = [{ rows = 8 }]\ngpu_steps.h200 = 5", r"speed.gpu_steps.h200: 5 is not list", id="gpu"),
         pytest.param("sizes = [{ rows = 8 }]\ngpu_steps = 5", r"speed.gpu_steps: 5 is not dict", id="gpus"),
-        pytest.param("sizes = [{ rows = 8 }]\ngpu_steps.H200 = [5]", r"steps.H200\[0\] must be a table", id="step"),
+        pytest.param("sizes = [{ rows = 8 }]\ngpu_steps.h200 = [5]", r"steps.h200\[0\] must be a table", id="step"),
+        pytest.param(
+            "sizes = [{ rows = 8 }]\ngpu_steps.'RTX 4090' = []",
+            r"speed.gpu_steps.RTX 4090: is no model as workers name them; write 'rtx4090'",
+            id="model",
+        ),
     ],
 )
 def test_a_bad_speed_table_is_named_with_its_remedy(folder, speed, complaint):

@@ -6,8 +6,9 @@ import time
 import pytest
 from liars import Liars, facts, loaded, result, say, softmax
 
-from grader.judging import AxisVerdict, Verdict, judge
+from grader.judging import judge
 from grader.measurement import FailureKind, ProbeFailed, ProbeMeasured, dumps, loads
+from grader.verdicts import AxisVerdict, Verdict
 from workers.examination import Examiner, examine
 
 SLUG = "online-softmax"

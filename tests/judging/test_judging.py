@@ -550,11 +550,36 @@ def test_speed_is_never_reported_for_a_file_that_is_not_right():
     assert (grade.speed.verdict, grade.speed.speedup) == (AxisVerdict.NOT_RUN, None)
 
 
-def test_a_gpu_may_have_steps_of_its_own():
-    speed = dataclasses.replace(ASSIGNMENT.speed, gpu_steps={"H200": (ASSIGNMENT.speed.steps[0], dataclasses.replace(
-        ASSIGNMENT.speed.steps[-1], speedup=2.0))})  # fmt: skip
-    grade = judge(assignment_of(speed=speed), dataclasses.replace(EXAMINATION, device=GPU, timings=(timing(2.0),)))
-    assert grade.speed.points == 30.0
+@pytest.mark.parametrize(
+    ("model", "gpu"),
+    [
+        pytest.param("h200", "NVIDIA H200", id="its-own"),
+        pytest.param("l4", "NVIDIA L4", id="its-own-short"),
+        pytest.param("rtx4090", "NVIDIA GeForce RTX 4090", id="its-own-of-two-words"),
+    ],
+)
+def test_a_gpu_may_have_steps_of_its_own(model, gpu):
+    assert judged_with_easy_steps_for(model, gpu).speed.points == 30.0
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu"),
+    [
+        pytest.param("l4", "NVIDIA L40S", id="a-longer-name"),
+        pytest.param("h200", "NVIDIA GH200 480GB", id="within-a-name"),
+        pytest.param("a100", "NVIDIA A10", id="a-shorter-name"),
+    ],
+)
+def test_steps_of_one_gpu_are_no_others(model, gpu):
+    assert judged_with_easy_steps_for(model, gpu).speed.points < 30.0
+
+
+def judged_with_easy_steps_for(model, gpu):
+    first, *_, last = ASSIGNMENT.speed.steps
+    easy = {model: (first, dataclasses.replace(last, speedup=2.0))}
+    speed = dataclasses.replace(ASSIGNMENT.speed, gpu_steps=easy)
+    device = dataclasses.replace(GPU, name=gpu)
+    return judge(assignment_of(speed=speed), dataclasses.replace(EXAMINATION, device=device, timings=(timing(2.0),)))
 
 
 def test_another_gpu_than_asked_for_is_provisional():
