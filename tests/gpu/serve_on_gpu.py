@@ -4,15 +4,15 @@
 
 commands: `tilegrade grade --json` on one file. service: `tilegrade up` on SQLite and its own Valkey, three files for
 each assignment through `tilegrade submit`. queue: many hand-ins of one file at once; gradings an hour, and for how long
-nobody holds the GPU between two of them. killed: the worker dies by SIGKILL in the middle of a grading. Exits 1 when a
-part failed. With --device cpu all but the GPU's lock is tried.
+each held the GPU and nobody held it before. killed: the worker dies by SIGKILL in the middle of a grading. What a part
+found is appended to serve.jsonl in FOLDER, beside the logs. Exits 1 when a part failed; the others run all the same.
+With --device cpu all but the GPU's lock is tried. No page with a chart is asked for: the extra `web` may be missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -21,7 +21,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import urllib.request
@@ -80,13 +79,16 @@ class Service:
 
     def tilegrade(self, *arguments: str) -> str:
         """One command's output. Raises CalledProcessError, with what it said, when it fails."""
-        done = subprocess.run([*TILEGRADE, *arguments], env=self.env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*TILEGRADE, *arguments], env=self.env, capture_output=True, text=True, check=False, timeout=60
+        )
         if done.returncode:
             print(done.stdout, done.stderr, sep="\n", flush=True)
             done.check_returncode()
         return done.stdout.strip()
 
     def wait_until_it_answers(self, seconds: float) -> float:
+        """Until a page can be had."""
         began = time.monotonic()
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() - began < seconds:
@@ -94,17 +96,18 @@ class Service:
                 if answer.status == 200:
                     return time.monotonic() - began
             time.sleep(0.1)
-        raise TimeoutError(f"no answer within {seconds} s")
+        raise TimeoutError(f"no page within {seconds:.0f} s: see web.log")
 
     def wait_for_worker(self, seconds: float) -> float:
         """Until a worker says that it waits for work."""
         began = time.monotonic()
-        while time.monotonic() - began < seconds:
+        while True:
             rows = self.reported()
             if any(row.status in ("idle", "grading") for row in rows):
                 return time.monotonic() - began
+            if time.monotonic() - began >= seconds:
+                raise TimeoutError(f"no worker within {seconds:.0f} s: {[(r.name, r.status, r.note) for r in rows]}")
             time.sleep(0.2)
-        raise TimeoutError(f"no worker within {seconds} s: {[(row.name, row.status, row.note) for row in rows]}")
 
     def hand_in_many(self, slug: str, data: bytes, count: int) -> list[int]:
         """What `tilegrade submit` does, `count` times, without a process for each."""
@@ -134,12 +137,11 @@ class Service:
             found = [submissions.find(session, number) for number in ids]
         return [row for row in found if row is not None]
 
-    def wait_for(self, ids: list[int], seconds: float) -> list[Submission]:
-        """The rows, when all are graded or the time is over."""
+    def wait_for(self, ids: list[int], seconds: float) -> None:
+        """Until all are graded, or the time is over."""
         until = time.monotonic() + seconds
         while any(row.state not in NO_LONGER for row in self._states(ids)) and time.monotonic() < until:
             time.sleep(0.2)
-        return self.rows(ids)
 
     def _states(self, ids: list[int]) -> list[Submission]:
         with self.database.read() as session:
@@ -155,60 +157,20 @@ class Service:
         return [pid for pid in processes_below(self.process.pid) if "workers.tasks" in command_of(pid)]
 
     def stop(self) -> float:
+        """End it as an operator does; by force, with all that it started, when it takes longer than a minute."""
         began = time.monotonic()
+        started = list(processes_below(self.process.pid))
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+            for pid in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self.database.close()
         return time.monotonic() - began
-
-
-class LockWatch:
-    """When somebody holds a GPU's lock, seen in /proc/locks."""
-
-    def __init__(self) -> None:
-        self.held: list[tuple[float, float]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> LockWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        since: float | None = None
-        inodes: set[int] = set()
-        looked_at = 0.0
-        while not self._over.wait(0.01):
-            now = time.time()
-            if now - looked_at > 2:
-                looked_at = now
-                folders = (Path(tempfile.gettempdir()), Path("/run/tilegrade"))
-                paths = [path for folder in folders for path in folder.glob("tilegrade-*.lock")]
-                inodes = {path.stat().st_ino for path in paths if path.is_file()}
-            held = any(self._is_holder(line, inodes) for line in Path("/proc/locks").read_text().splitlines())
-            if held and since is None:
-                since = now
-            elif not held and since is not None:
-                self.held.append((since, now))
-                since = None
-
-    @staticmethod
-    def _is_holder(line: str, inodes: set[int]) -> bool:
-        fields = line.split()
-        return fields[1] == "FLOCK" and int(fields[5].split(":")[2]) in inodes
-
-    def gaps_s(self, first: float, last: float) -> list[float]:
-        """Seconds between one holder and the next, within two moments of the wall clock."""
-        inside = [(start, end) for start, end in self.held if start >= first and end <= last]
-        return [after[0] - before[1] for before, after in itertools.pairwise(inside)]
 
 
 def command_of(pid: int) -> str:
@@ -244,7 +206,9 @@ def gpu_memory_mib() -> str:
     if shutil.which("nvidia-smi") is None:
         return "-"
     asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # as it does where the driver hangs
+        return subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10).stdout.strip()
+    return "no answer from nvidia-smi,"
 
 
 def seconds(start: datetime | None, end: datetime | None) -> str:
@@ -280,7 +244,12 @@ def commands(arguments: argparse.Namespace) -> bool:
     command = [*TILEGRADE, "grade", str(CORPUS / slug / f"{name}.py"), "--assignment", slug, "--json"]
     began = time.monotonic()
     done = subprocess.run(
-        [*command, "--device", arguments.device], cwd=PROJECT, capture_output=True, text=True, timeout=180, check=False
+        [*command, "--device", arguments.device],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=arguments.left_s(180),
+        check=False,
     )
     took = time.monotonic() - began
     try:
@@ -289,7 +258,7 @@ def commands(arguments: argparse.Namespace) -> bool:
         answer = {}
     fine = done.returncode == 0 and "error" not in answer
     said = {key: answer.get(key) for key in ("verdict", "score", "device", "provisional") if key in answer}
-    print(f"tilegrade grade --json: status {done.returncode}, {took:.1f} s, {json.dumps(said)[:600]}", flush=True)
+    keep(arguments, "commands", {"status": done.returncode, "seconds": took, "said": said})
     if not fine:
         print(done.stdout[-2000:], done.stderr[-4000:], sep="\n", flush=True)
     return fine
@@ -306,9 +275,12 @@ def each_assignment(service: Service, arguments: argparse.Namespace) -> bool:
             names.append(f"{slug}/{name}")
     print(f"handed in after {time.monotonic() - began:.1f} s", flush=True)
     await_worker(service, arguments)
-    rows = service.wait_for(ids, arguments.left_s(arguments.service_s))
-    fine = show(rows, names)
-    print(f"all of them: {time.monotonic() - began:.1f} s", flush=True)
+    try:
+        service.wait_for(ids, arguments.left_s(arguments.service_s))
+    finally:  # also when this program is told to end
+        rows = service.rows(ids)
+        keep(arguments, "service", {"seconds": time.monotonic() - began, "rows": [facts_of(row) for row in rows]})
+        fine = show(rows, names)
     return fine
 
 
@@ -319,28 +291,55 @@ def await_worker(service: Service, arguments: argparse.Namespace) -> None:
         print(f"    {row.name} on {row.device}: {row.note}", flush=True)
 
 
+def facts_of(row: Submission) -> dict[str, Any]:
+    """What the numbers of a part are made from; moments are seconds of the wall clock."""
+    facts: dict[str, Any] = {"state": row.state.value, "attempt": row.attempt}
+    facts |= {"started": row.started_at and row.started_at.timestamp()}
+    facts |= {"finished": row.finished_at and row.finished_at.timestamp()}
+    if row.result is not None:
+        gpu = measurement.loads(row.result.examination).gpu
+        facts |= {"verdict": row.result.verdict, "points": row.result.points}
+        facts |= {"held_s": gpu and gpu.held_s, "idle_s": gpu and gpu.idle_s}
+    return facts
+
+
+def queue_numbers(graded: list[dict[str, Any]]) -> dict[str, Any]:
+    """Gradings an hour, and seconds for which each held the GPU and for which nobody had before it.
+
+    The first one is left out: it waits for what is not warm. So is what nothing tells, as in the interpreter.
+    """
+    found: dict[str, Any] = {"graded": len(graded), "verdicts": sorted({row["verdict"] for row in graded})}
+    steady = sorted(graded, key=lambda row: row["finished"])[1:]
+    if len(steady) > 1:
+        found["an_hour"] = 3600 * (len(steady) - 1) / (steady[-1]["finished"] - steady[0]["finished"])
+    values = {key: [row[key] for row in steady if row[key] is not None] for key in ("held_s", "idle_s")}
+    values["claim_to_grade_s"] = [row["finished"] - row["started"] for row in steady]
+    for key, some in values.items():
+        if some:
+            found[key] = {"median": round(median(some), 4), "most": round(max(some), 4)}
+    return found
+
+
+def keep(arguments: argparse.Namespace, part: str, found: dict[str, Any]) -> None:
+    """Print what a part found, and append it to serve.jsonl."""
+    shown = {key: value for key, value in found.items() if key not in ("rows", "gradings")}
+    print(f"{part}: {json.dumps(shown)[:1500]}", flush=True)
+    with (arguments.out / "serve.jsonl").open("a") as file:
+        file.write(json.dumps({"part": part, "at": datetime.now(UTC).isoformat(timespec="seconds")} | found) + "\n")
+
+
 def full_queue(service: Service, arguments: argparse.Namespace) -> bool:
     """Many hand-ins of one correct file: gradings an hour, and how long nobody holds the GPU between two."""
     slug, name = QUEUE_OF
     await_worker(service, arguments)
-    with LockWatch() as watch:
-        ids = service.hand_in_many(slug, (CORPUS / slug / f"{name}.py").read_bytes(), arguments.queue)
-        rows = service.wait_for(ids, arguments.left_s(arguments.queue_s))
-    done = sorted((row for row in rows if row.state is State.DONE), key=lambda row: row.finished_at or row.submitted_at)
-    ends = [row.finished_at.timestamp() for row in done if row.finished_at]
-    print(f"graded {len(done)} of {len(ids)}; verdicts {sorted({row.result.verdict for row in done if row.result})}")
-    if len(ends) > 5:
-        steady = ends[1:]  # the first waits for what is not warm
-        print(f"gradings an hour: {3600 * (len(steady) - 1) / (steady[-1] - steady[0]):.0f}")
-        gaps = watch.gaps_s(steady[0], steady[-1])
-        held = [end - start for start, end in watch.held if start >= steady[0] and end <= steady[-1]]
-        if gaps:
-            print(
-                f"GPU free between two gradings, s: median {median(gaps):.2f}, most {max(gaps):.2f}, {len(gaps)} gaps"
-            )
-            print(f"GPU held, s: median {median(held):.2f}, most {max(held):.2f}")
-        running = [(r.finished_at - r.started_at).total_seconds() for r in done if r.finished_at and r.started_at]
-        print(f"claim to grade, s: median {median(running):.1f}, most {max(running):.1f}")
+    ids = service.hand_in_many(slug, (CORPUS / slug / f"{name}.py").read_bytes(), arguments.queue)
+    try:
+        service.wait_for(ids, arguments.left_s(arguments.queue_s))
+    finally:  # also when this program is told to end
+        rows = service.rows(ids)
+        done = [row for row in rows if row.state is State.DONE]
+        graded = [facts_of(row) for row in done]
+        keep(arguments, "queue", {"handed_in": len(ids)} | queue_numbers(graded) | {"gradings": graded})
     show(done[-2:], [name] * len(done[-2:]))
     for row in rows:
         if row.state not in NO_LONGER:
@@ -354,9 +353,10 @@ def killed_worker(service: Service, arguments: argparse.Namespace) -> bool:
     slug, name = QUEUE_OF
     (number,) = service.hand_in_many(slug, (CORPUS / slug / f"{name}.py").read_bytes() + b"# again\n", 1)
     until = time.monotonic() + arguments.left_s(60)
-    while service.rows([number])[0].stage not in ("numerics", "memory", "speed") and time.monotonic() < until:
+    stages: dict[str, float] = {}
+    while not stages.keys() & {"numerics", "memory", "speed"} and time.monotonic() < until:
         time.sleep(0.05)
-    stage = service.rows([number])[0].stage
+        stages = submissions.stages_of(service.rows([number])[0])
     before, candidates = service.workers(), set(processes_of_candidates())
     began = time.monotonic()
     for pid in before:
@@ -364,12 +364,11 @@ def killed_worker(service: Service, arguments: argparse.Namespace) -> bool:
     while candidates & set(processes_of_candidates()) and time.monotonic() - began < 10:
         time.sleep(0.01)
     gone_s = time.monotonic() - began
-    print(
-        f"killed {len(before)} worker(s) in stage {stage}; {len(candidates)} candidates gone after {gone_s:.2f} s; "
-        f"GPU {gpu_memory_mib()} MiB"
-    )
-    rows = service.wait_for([number], arguments.left_s(180))
-    print(f"graded {time.monotonic() - began:.1f} s after the kill")
+    print(f"GPU {gpu_memory_mib()} MiB", flush=True)
+    service.wait_for([number], arguments.left_s(180))
+    rows = service.rows([number])
+    found = {"workers": len(before), "stages": stages, "candidates": len(candidates), "candidates_gone_s": gone_s}
+    keep(arguments, "killed", found | {"graded_s": time.monotonic() - began} | facts_of(rows[0]))
     return show(rows, [name]) and rows[0].attempt > 1
 
 
@@ -390,29 +389,40 @@ def main() -> int:
     arguments.left_s = lambda most: max(0.0, min(most, stop_at - time.monotonic()))
     arguments.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is stopped, and its logs are kept
-    fine: dict[str, bool] = {}
+    wanted = {name: parts[name] for name in arguments.only if name in parts}
+    fine = dict.fromkeys(arguments.only, False)
     if "commands" in arguments.only:
         fine["commands"] = _guarded(commands, arguments)
-    wanted = {name: parts[name] for name in arguments.only if name in parts}
     if wanted:
-        print(f"GPU before: {gpu_memory_mib()} MiB", flush=True)
-        service = Service(arguments.device, arguments.out / "up.log")
-        try:
-            print(f"web answers after {service.wait_until_it_answers(60):.1f} s", flush=True)
-            for name, part in wanted.items():
-                print(f"=== {name}", flush=True)
-                fine[name] = _guarded(part, service, arguments)
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it stops already
-            took = service.stop()
-            for log in (service.folder / "data" / "log").glob("*.log"):
-                shutil.copy(log, arguments.out / log.name)
-            print(
-                f"stopped in {took:.1f} s; left: {processes_of_candidates() or 'nothing'}; GPU {gpu_memory_mib()} MiB"
-            )
-            shutil.rmtree(service.folder, ignore_errors=True)
+        _guarded(with_service, wanted, arguments, fine)
     print(json.dumps(fine))
     return 0 if all(fine.values()) else 1
+
+
+def with_service(wanted: dict[str, Callable[..., bool]], arguments: argparse.Namespace, fine: dict[str, bool]) -> bool:
+    """Parts beside one `tilegrade up`; says in `fine` how each ended."""
+    print(f"GPU before: {gpu_memory_mib()} MiB", flush=True)
+    service = Service(arguments.device, arguments.out / "up.log")
+    try:
+        # no part needs a page: without any, how files are graded is worth knowing all the same
+        fine["pages"] = _guarded(pages, service, arguments)
+        for name, part in wanted.items():
+            print(f"=== {name}", flush=True)
+            fine[name] = _guarded(part, service, arguments)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it stops already
+        took = service.stop()
+        for log in (service.folder / "data" / "log").glob("*.log"):
+            shutil.copy(log, arguments.out / log.name)
+        print(f"stopped in {took:.1f} s; left: {processes_of_candidates() or 'nothing'}; GPU {gpu_memory_mib()} MiB")
+        shutil.rmtree(service.folder, ignore_errors=True)
+    return True
+
+
+def pages(service: Service, arguments: argparse.Namespace) -> bool:
+    """The web server answers."""
+    keep(arguments, "pages", {"first_after_s": service.wait_until_it_answers(arguments.left_s(60))})
+    return True
 
 
 def _guarded(part: Callable[..., bool], *arguments: Any) -> bool:

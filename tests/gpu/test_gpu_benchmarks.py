@@ -26,6 +26,7 @@ import gpu  # noqa: E402 (benchmarks are programs, not a package)
 import gpu_bench  # noqa: E402
 import gpu_corpus  # noqa: E402
 import references  # noqa: E402
+import serve_on_gpu  # noqa: E402
 
 LANES = 2
 
@@ -356,3 +357,36 @@ def test_a_comparison_out_of_time_counts_what_is_left(kernels):
     assert [references.told(row) for row in kernels.rows(stop_s=-1.0)][1:] == [
         f"not run  {N_ROWS - 1} rows, for lack of time  SHORT"
     ]
+
+
+# -- the service on a GPU ----------------------------------------------------------------------------------------------
+
+
+def served(finished, *, held_s=3.7, idle_s=0.0001):
+    return {
+        "verdict": "full", "started": finished - 20.0, "finished": finished, "held_s": held_s, "idle_s": idle_s,
+    }  # fmt: skip
+
+
+def test_the_numbers_of_a_full_queue_are_those_stored_with_each_grading():
+    graded = [served(4.0 * number, held_s=3.0 + number) for number in range(1, 5)]
+    graded.append(served(0.0, held_s=13.0, idle_s=60.0))  # the first one: it waited for what was not warm
+    found = serve_on_gpu.queue_numbers(graded)
+    assert found["an_hour"] == pytest.approx(900)
+    assert found["held_s"] == {"median": 5.5, "most": 7.0}
+    assert found["idle_s"] == {"median": 0.0001, "most": 0.0001}
+    assert found["claim_to_grade_s"] == {"median": 20.0, "most": 20.0}
+
+
+@pytest.mark.parametrize("count", range(3))
+def test_a_queue_that_graded_little_or_in_the_interpreter_tells_what_it_can(count):
+    graded = [served(4.0 * number, held_s=None, idle_s=None) for number in range(count)]
+    found = serve_on_gpu.queue_numbers(graded)
+    assert found["graded"] == count
+    assert not {"an_hour", "held_s", "idle_s"} & {*found}
+
+
+def test_one_who_has_no_time_left_is_told_that_no_worker_came():
+    nobody = types.SimpleNamespace(reported=list)
+    with pytest.raises(TimeoutError, match=r"no worker within 0 s: \[\]"):
+        serve_on_gpu.Service.wait_for_worker(nobody, 0.0)
