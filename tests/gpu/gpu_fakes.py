@@ -40,6 +40,7 @@ class FakeGpu:
 
     def __init__(self, clock, *, arena_bytes=8 << 20, settle_ms=0.02):
         self.arena = torch.zeros(arena_bytes, dtype=torch.uint8)
+        self.private = torch.zeros(arena_bytes, dtype=torch.uint8)
         self.room_bytes = arena_bytes
         self.clock, self.settle_ms = clock, settle_ms
         self.mapped = []

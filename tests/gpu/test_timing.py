@@ -78,3 +78,20 @@ def test_one_call_alone_takes_what_its_share_says(first_ms, agrees):
 def test_a_baseline_far_from_its_record_is_out_of_its_band():
     assert timing.in_band(10.5, 10.0)
     assert not timing.in_band(12.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "n_calls", "room_calls", "more"),
+    [
+        pytest.param(103.0, 680, 4000, None, id="as-long-as-it-should-be"),
+        pytest.param(56.0, 20, 4000, None, id="half-of-it-will-do"),
+        pytest.param(4.0, 2, 4000, 55, id="two-calls-after-a-slow-pilot"),
+        pytest.param(20.0, 50, 60, None, id="memory-allows-hardly-more"),
+        pytest.param(20.0, 50, 90, 90, id="memory-allows-many-more"),
+        pytest.param(30.0, 1024, 4000, None, id="a-frame-allows-no-more"),
+    ],
+)
+def test_a_window_that_was_too_short_gets_more_calls_where_more_fit(took_ms, n_calls, room_calls, more):
+    need = timing.Need(input_bytes=1, input_room_bytes=room_calls, output_bytes=1, output_room_bytes=room_calls)
+    found = timing.more_calls(took_ms=took_ms, n_calls=n_calls, need=need, n_outputs=2, window_ms=110.0)
+    assert found == more

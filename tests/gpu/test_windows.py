@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
+import sys
 import types
 import weakref
 from pathlib import Path
@@ -314,13 +316,201 @@ def test_inputs_written_over_in_a_window_are_noticed_before_anything_is_computed
 @pytest.mark.parametrize(
     "moved", [lambda x: x.flip(1), lambda x: x.roll(1, dims=1), lambda x: -x], ids=["flipped", "rolled", "negated"]
 )
-def test_the_sum_over_inputs_sees_rows_that_change_places(track, moved):
-    inputs = Field(track.gpu, OPERATION, TIMED, SIZE, 4, seeds=window_seeds(1, "test"))
+def test_inputs_that_are_not_what_was_shown_are_counted(track, moved):
+    inputs = Field(track.gpu, OPERATION, TIMED, SIZE, 6, seeds=window_seeds(1, "test"))
     inputs.fill(track.clock)
-    marks = inputs.marks()
-    assert torch.equal(marks, inputs.marks())
-    inputs.blocks["k"].copy_(moved(inputs.blocks["k"]).clone())
-    assert not torch.equal(marks, inputs.marks())
+    inputs.show()
+    assert inputs.n_changed() == 0
+    own, shown = inputs.blocks["k"][1], track.gpu.arena[: inputs.used_bytes].view(torch.float32)
+    at = (own.data_ptr() - track.gpu.private.data_ptr()) // 4
+    shown[at : at + own.numel()] = moved(own).flatten()
+    assert inputs.n_changed() == 1
+
+
+def test_nothing_of_a_windows_inputs_can_be_read_before_the_clock_runs(track, monkeypatch):
+    """Work that waits on the GPU for its inputs would otherwise be done when the clock starts."""
+    student = track.rival("student", ms=24.0)
+    others = [track.rival("naive", ms=120.0), track.rival("reference", ms=12.0)]
+    watch = track.stopwatch()
+    rows, show = Field.rows, Field.show
+    n_hidden = []
+
+    def looked_at(self):
+        chosen = rows(self)
+        words = [memory[: self.used_bytes].view(torch.int64) for memory in (track.gpu.arena, track.gpu.private)]
+        n_hidden.append(int((words[0] != words[1]).sum()) / len(words[0]))
+        return chosen
+
+    def slow(self):
+        show(self)
+        track.clock.pass_ms(7.0)
+
+    monkeypatch.setattr(Field, "rows", looked_at)
+    monkeypatch.setattr(Field, "show", slow)
+    race = watch.race(SIZE, student, others, budget_s=100.0, headline=True)
+    # those of the pilot apart, which are looked at twice
+    assert min(n_hidden[-20:]) > 0.9
+    assert min(race.empty_ms) > 7.0
+    assert watch.per_call(race, "student") == pytest.approx([24.0] * 5, rel=0.01)
+
+
+def calls_of_window():
+    """How many calls the candidate is about to make, as a file can find out."""
+    frame = sys._getframe()
+    while frame.f_code.co_qualname != "_Plan.run":
+        frame = frame.f_back
+    return frame.f_locals["k"]
+
+
+def test_a_call_alone_must_be_right_too(track):
+    """A file that knows that it is looked at alone could otherwise hurry with garbage."""
+
+    def hurried(honest):
+        def call(q, k, v, is_causal):
+            o, lse = honest(q, k, v, is_causal)
+            if calls_of_window() == 1:
+                o.zero_()
+            return o, lse
+
+        return call
+
+    with pytest.raises(WrongRowsError, match="o of 1 of 1 timed calls"):
+        track.race(track.rival("student", ms=24.0, call=hurried))
+
+
+def test_a_call_alone_that_cannot_be_timed_says_nothing(track, monkeypatch):
+    """A kernel left to work in those windows would otherwise have them left out."""
+    student = track.rival("student", ms=24.0)
+    rehearse = student.rehearse
+
+    def leaves_a_kernel(n_calls, **most):
+        rehearse(n_calls, **most)
+        if n_calls == 1:
+            track.gpu.on_settle = lambda: track.clock.pass_ms(50.0)
+
+    watch, others = track.stopwatch(), [track.rival("naive", ms=120.0), track.rival("reference", ms=12.0)]
+    monkeypatch.setattr(student, "rehearse", leaves_a_kernel)
+    monkeypatch.setattr(watch, "_pilot_ms", lambda rival, inputs, size: 24.0)
+    with pytest.raises(VoidError, match="writing the inputs took"):
+        watch.race(SIZE, student, others, budget_s=100.0, headline=False)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_zeroing_kernel_that_comes_after_the_look_at_the_inputs_gains_nothing(track, monkeypatch, name):
+    """What is expected comes from inputs that no candidate can reach."""
+
+    def zeros(honest):
+        def call(q, k, v, is_causal):
+            o, lse = honest(q, k, v, is_causal)
+            if track.racing:
+                o.zero_()
+                lse.zero_()
+            return o, lse
+
+        return call
+
+    n_changed = Field.n_changed
+
+    def then_zeroed(self):
+        found = n_changed(self)
+        block = self.blocks[name]
+        start = block.data_ptr() - track.gpu.private.data_ptr()
+        track.gpu.arena[start : start + block.nbytes] = 0
+        track.racing = True
+        return found
+
+    track.racing = False
+    monkeypatch.setattr(Field, "n_changed", then_zeroed)
+    with pytest.raises(WrongRowsError, match=r"o of \d+ of \d+ timed calls"):
+        track.race(track.rival("student", ms=24.0, call=zeros), headline=False)
+
+
+@pytest.mark.parametrize("name", ["naive", "reference"])
+def test_a_baselines_window_on_inputs_that_change_says_nothing(track, name):
+    """A kernel of the student's, queued before, could spoil what the baseline's error is measured on."""
+
+    def spoilt(honest):
+        def call(q, k, v, is_causal):
+            found = honest(q, k, v, is_causal)
+            k.mul_(1e4)
+            return found
+
+        return call
+
+    times_ms = {"naive": 120.0, "reference": 12.0}
+    others = [track.rival(one, ms=ms, call=spoilt if one == name else None) for one, ms in times_ms.items()]
+    with pytest.raises(VoidError, match=rf"{name}: \d+ inputs were written over"):
+        track.race(track.rival("student", ms=24.0), *others, headline=False)
+
+
+def disturbed(honest):
+    def call(q, k, v, is_causal):
+        o, lse = honest(q, k, v, is_causal)
+        return o.mul_(50.0), lse.mul_(50.0)
+
+    return call
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9], ids=["zeros", "halves", "nine-tenths"])
+def test_no_error_of_the_baselines_makes_garbage_right(track, share):
+    """Inputs that were changed and changed back again leave no trace but in the baseline's results."""
+
+    def garbage(honest):
+        def call(q, k, v, is_causal):
+            o, lse = honest(q, k, v, is_causal)
+            return o.mul_(share), lse
+
+        return call
+
+    others = [track.rival("naive", ms=120.0, call=disturbed), track.rival("reference", ms=12.0)]
+    with pytest.raises(WrongRowsError):
+        track.race(track.rival("student", ms=24.0, call=garbage), *others, headline=False)
+
+
+def test_an_honest_file_passes_beside_a_baseline_that_is_wrong(track):
+    others = [track.rival("naive", ms=120.0, call=disturbed), track.rival("reference", ms=12.0)]
+    assert track.race(track.rival("student", ms=24.0), *others, headline=False).times_ms["student"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("error", "counts"), [(1e-6, 1e-6), (0.5, None), (math.inf, None)])
+def test_a_baselines_error_counts_up_to_a_multiple_of_the_tolerance(track, dtype, error, counts):
+    tolerance = ASSIGNMENT.tolerance
+    exact = {one: tolerance.limit(baseline_rel_error=0.0, dtype=one, largest_score=16.0, gradient=False)
+             for one in tolerance.floor}  # fmt: skip
+    most = 4 * exact["float16" if dtype == "float32" else dtype]
+    limit = track.stopwatch()._limit("o", getattr(torch, dtype), error)
+    assert limit == pytest.approx(exact[dtype] + tolerance.slack * (most if counts is None else counts))
+
+
+@pytest.mark.parametrize("n_slow", [6, 9, 14], ids=["pilot", "rehearsal", "first-windows"])
+def test_a_file_that_dawdles_at_first_is_timed_on_as_many_calls_as_any(track, n_slow):
+    calls = itertools.count()
+
+    def dawdling(honest):
+        def call(q, k, v, is_causal):
+            track.clock.pass_ms(100.0 if next(calls) < n_slow else 0.0)
+            return honest(q, k, v, is_causal)
+
+        return call
+
+    watch, others = track.stopwatch(), [track.rival("naive", ms=120.0), track.rival("reference", ms=12.0)]
+    student = track.rival("student", ms=4.0, call=dawdling)
+    race = watch.race(SIZE, student, others, budget_s=100.0, headline=True)
+    assert race.n_calls["student"] >= 20
+    assert watch.per_call(race, "student") == pytest.approx([4.0] * len(race.times_ms["student"]), rel=0.02)
+
+
+def test_a_file_that_is_faster_in_every_window_is_not_timed(track):
+    def hastening(honest):
+        def call(q, k, v, is_causal):
+            track.clock.pass_ms(48.0 / calls_of_window())
+            return honest(q, k, v, is_causal)
+
+        return call
+
+    with pytest.raises(VoidError, match="less time in each window"):
+        track.race(track.rival("student", ms=0.0, call=hastening))
 
 
 def test_a_result_given_to_two_calls_is_noticed_by_its_address(track):

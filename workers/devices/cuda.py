@@ -46,7 +46,8 @@ class Gpu:
     """One GPU, as the examiner uses it. Holds the arena for as long as it lives.
 
     Args:
-        arena_bytes: memory for the inputs of all candidates; None takes two fifths of the card.
+        arena_bytes: memory for the inputs of all candidates; None takes a fifth of the card. As much again is taken for
+            the examiner's own copy of them.
     """
 
     def __init__(self, index: int = 0, *, arena_bytes: int | None = None) -> None:
@@ -60,16 +61,19 @@ class Gpu:
         self.free_since = time.monotonic()
         pynvml.nvmlInit()
         self._nvml = _nvml_handle(self.uuid, index)
-        size = (self.total_bytes * 2 // 5 if arena_bytes is None else arena_bytes) >> 21 << 21
-        # beside the arena fit this, a third of it for each baseline, their temporaries, and warm candidates' contexts
+        size = (self.total_bytes // 5 if arena_bytes is None else arena_bytes) >> 21 << 21
+        # beside both fit this, a third of it for each baseline, their temporaries, and warm candidates' contexts
         self.room_bytes = self.total_bytes // 5
         self._start = int(_checked(runtime.cudaMalloc(size)))
         self.handle = bytes(_checked(runtime.cudaIpcGetMemHandle(self._start)).reserved).hex()
         self.arena = view(self._start, size)
+        self._private = int(_checked(runtime.cudaMalloc(size)))
+        self.private = view(self._private, size)
 
     def close(self) -> None:
         """Give the arena back."""
-        _checked(runtime.cudaFree(self._start))
+        for start in (self._start, self._private):
+            _checked(runtime.cudaFree(start))
         pynvml.nvmlShutdown()
 
     def map(self, start: int, size_bytes: int, handle: str) -> Mapped:

@@ -29,6 +29,7 @@ class TimedGpu(Protocol):
     """What windows of calls need; a fake of it runs in the tests."""
 
     arena: torch.Tensor  # bytes on the device, which every candidate maps
+    private: torch.Tensor  # as many, which none maps
     handle: str  # by which they do
     room_bytes: int  # device memory that the outputs of one window may take
 
