@@ -105,8 +105,10 @@ def steps(submission: Submission, assignment: Assignment | None = None) -> tuple
     Args:
         assignment: None where its folder does not load.
     """
-    left_out = {"memory"} if assignment and assignment.memory is None else set()
-    if not submission.device.startswith("cuda"):
+    left_out = set()
+    if assignment and assignment.memory is None:
+        left_out.add("memory")
+    if not submission.device.startswith("cuda") or (assignment and assignment.speed is None):
         left_out.add("speed")
     names = [name for name in STEPS if name not in left_out]
     if submission.state is State.DONE:

@@ -60,10 +60,16 @@ def test_what_a_worker_says_becomes_a_step_with_a_name_for_people(stages: str | 
     assert line == (f"Grading: {now[0].lower()}." if now else "Grading.")
 
 
-def test_only_what_the_examination_has_is_a_step() -> None:
-    without_memory = dataclasses.replace(ASSIGNMENT, memory=None)
-    assert "Memory" not in [step.label for step in steps(a_submission(), without_memory)]
-    assert "Speed" not in shown(a_submission())
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:h200"])
+@pytest.mark.parametrize("axis", ["memory", "speed"])
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "not-asked"])
+def test_only_what_the_examination_has_is_a_step(device: str, axis: str, asked: bool) -> None:
+    rules = ASSIGNMENT if asked else dataclasses.replace(ASSIGNMENT, **{axis: None})
+    found = STEPS[axis] in [step.label for step in steps(a_submission(device=device), rules)]
+    assert found == (asked and (axis == "memory" or device != "cpu"))
+
+
+def test_every_step_is_shown_where_the_examination_has_them_all() -> None:
     assert list(shown(a_submission(device="cuda:h200"))) == list(STEPS.values())
 
 
