@@ -72,7 +72,7 @@ def opened(
     limits: Limits, *, candidates: int, compilers: int, interpreters: int, isolation: Literal["auto", "none"]
 ) -> Iterator[Bench]:
     """A bench with so many candidates of each kind ready; no interpreter leaves the audit out."""
-    from workers.devices.cuda import Gpu, cuda_pool
+    from workers.devices.cuda import Gpu, baselines_pool, cuda_pool
 
     with contextlib.ExitStack() as stack:
         compiling = stack.enter_context(ahead_pool(limits, size=compilers, isolation=isolation))
@@ -81,7 +81,7 @@ def opened(
         interpreter = stack.enter_context(audit) if audit is not None else None
         gpu = Gpu()
         stack.callback(gpu.close)
-        rivals = Rivals(gpu, warm)
+        rivals = Rivals(gpu, stack.enter_context(baselines_pool(limits, isolation=isolation)))
         stack.callback(rivals.close)
         yield Bench(gpu, warm, compiling, interpreter, rivals)
 

@@ -14,6 +14,7 @@ import secrets
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from grader.measurement import (
     MemoryPoint,
     ProbeFailed,
     Replay,
+    ReplayOutcome,
     Timing,
 )
 from grader.roofline import is_too_fast, roofline
@@ -61,7 +63,7 @@ from workers.gpu_timing import (
     WrongRowsError,
     window_seeds,
 )
-from workers.interview import CandidateFailedError, Interview
+from workers.interview import Allowance, CandidateFailedError, Interview
 from workers.isolation import BACKGROUND_NICE
 from workers.large_calls import plain_call
 from workers.replay import conclude, is_wanted, replay
@@ -76,6 +78,7 @@ HEADLINE_S = 2.5
 OTHER_S = 0.8
 BALLAST_FACTOR = 4  # times what the reference needs is left to the student at the largest size,
 BALLAST_LEAST_BYTES = 1 << 30  # and at least this, for modules, local memory and rounding
+MOST_FAILURES = 3  # of a reference, before this worker goes on without it
 LANES = 4  # one holds the GPU, one is ready for it, two are compiled and audited
 SWITCH_S = 1e-4
 _POLL_S = 0.001
@@ -118,33 +121,69 @@ class CudaBench:
 
 
 class Rivals:
-    """The naive baseline and the reference, each in a candidate of its own that outlives many gradings."""
+    """The naive baseline and the reference, each in a candidate of its own that outlives many gradings.
+
+    Args:
+        sandboxes: their candidates, without a limit on processor time: waiting for a GPU spins, grading after grading.
+    """
 
     def __init__(self, gpu: Gpu, sandboxes: Sandboxes) -> None:
         self._gpu, self._sandboxes = gpu, sandboxes
         self._running: dict[tuple[str, str], Rival] = {}
+        self._records_ms: dict[tuple[str, str], dict[str, float]] = {}  # these outlive a rival too
+        self._n_failed: Counter[tuple[str, str]] = Counter()
 
-    def of(self, assignment: Assignment, operation: Operation, timed: timed_operations.Timed) -> list[Rival]:
-        """Both rivals of an operation, loaded; started when they are not there yet.
+    def of(
+        self,
+        assignment: Assignment,
+        operation: Operation,
+        timed: timed_operations.Timed,
+        prove: Callable[[Rival], None],
+    ) -> list[Rival]:
+        """Both rivals of an operation, loaded; started when they are not there yet. Call while no student's code runs.
 
         Those of other operations give back the memory of their windows: all of them together do not fit beside a
-        student's.
+        student's. A reference that failed too often is left out for as long as this process lives.
+
+        Args:
+            prove: runs one alone; raises BaselineFailedError or VoidError.
+
+        Raises:
+            GraderFault: the naive baseline does not run here.
         """
-        for (name, _), rival in self._running.items():
+        for (name, _), rival in list(self._running.items()):
             if name != operation.name:
-                rival.trim()
-        naive = self._rival(assignment, operation, "naive", timed.baseline_file, timed.baseline_entry, "function")
+                try:
+                    rival.trim()
+                except BaselineFailedError as exc:
+                    log.warning("%s gave no memory back and is started anew when it is needed: %s", name, exc)
+                    self.end(rival)
+
+        def start(name: str, file: Path, entry: str, kind: str) -> Rival:
+            named = dataclasses.replace(assignment, entry=entry, entry_kind=kind)
+            return self._proven((operation.name, name), lambda: self._start(name, named, file), prove)
+
         try:
-            reference = self._rival(
-                assignment, operation, "reference", operation.kernel_file, assignment.entry, assignment.entry_kind
-            )
-        except (CandidateFailedError, BaselineFailedError):
+            naive = start("naive", timed.baseline_file, timed.baseline_entry, "function")
+        except (BaselineFailedError, VoidError) as exc:
+            raise GraderFault(f"{operation.name}: {exc}") from exc
+        key = (operation.name, "reference")
+        if self._n_failed[key] >= MOST_FAILURES:
+            return [naive]
+        try:
+            return [naive, start("reference", operation.kernel_file, assignment.entry, assignment.entry_kind)]
+        except (BaselineFailedError, VoidError):
+            self._n_failed[key] += 1
             log.exception("the reference kernel of %s does not run here", operation.name)
             return [naive]
-        return [naive, reference]
+
+    def failed(self, rival: Rival) -> None:
+        """End one that failed beside a student's file. The file may be why, so it gets more than one chance."""
+        self._n_failed.update(key for key, one in self._running.items() if one is rival)
+        self.end(rival)
 
     def end(self, rival: Rival) -> None:
-        """End one that failed; another is started when it is asked for."""
+        """End one; another is started when it is asked for."""
         self._running = {key: one for key, one in self._running.items() if one is not rival}
         rival.interview.end()
         rival.close()
@@ -156,29 +195,44 @@ class Rivals:
 
     def close(self) -> None:
         """End them."""
-        for rival in self._running.values():
-            rival.interview.end()
-            rival.close()
-        self._running.clear()
+        for rival in list(self._running.values()):
+            self.end(rival)
 
-    def _rival(
-        self, assignment: Assignment, operation: Operation, name: str, file: Path, entry: str, kind: str
-    ) -> Rival:
-        key = (operation.name, name)
-        if key not in self._running:
-            interview = Interview(self._sandboxes.take(timeout_s=120.0))
-            examiner = Examiner(
-                dataclasses.replace(assignment, entry=entry, entry_kind=kind),
-                file.read_bytes(),
-                self._sandboxes,
-                lambda _stage, _fraction: None,
-                0,
-            )
+    def _proven(self, key: tuple[str, str], start: Callable[[], Rival], prove: Callable[[Rival], None]) -> Rival:
+        """The one that runs, if it still does, or a new one."""
+        before = self._running.get(key)
+        if before is not None:
+            try:
+                before.release()
+                prove(before)
+            except (BaselineFailedError, VoidError) as exc:
+                log.warning("%s is started anew: %s", key[0], exc)
+                self.end(before)
+            else:
+                return before
+        rival = start()
+        rival.records_ms = self._records_ms.setdefault(key, rival.records_ms)
+        self._running[key] = rival
+        try:
+            prove(rival)
+        except BaseException:
+            self.end(rival)
+            raise
+        return rival
+
+    def _start(self, name: str, assignment: Assignment, file: Path) -> Rival:
+        interview = Interview(self._sandboxes.take(timeout_s=120.0))
+        rival = Rival(name, interview, self._gpu)
+        examiner = Examiner(assignment, file.read_bytes(), self._sandboxes, lambda _stage, _fraction: None, 0)
+        try:
             examiner.load(interview)
-            rival = Rival(name, interview, self._gpu)
             rival.open()
-            self._running[key] = rival
-        return self._running[key]
+        except BaseException as exc:
+            interview.end()
+            if isinstance(exc, CandidateFailedError):
+                raise BaselineFailedError(rival, str(exc)) from exc
+            raise
+        return rival
 
 
 class Ahead:
@@ -220,7 +274,7 @@ def examine_on_gpu(
     gpu: Gpu,
     sandboxes: Sandboxes,
     interpreter: Sandboxes | None,
-    rivals: Rivals | None = None,
+    rivals: Rivals,
     ahead: Ahead | None = None,
     ceilings: Ceilings | None = None,
     progress: Progress = lambda _stage, _fraction: None,
@@ -235,7 +289,7 @@ def examine_on_gpu(
         interpreter: candidates for the audit; None leaves it out, and structure is then not measured.
         ahead: where to compile before the GPU is asked for; None leaves compiling to the GPU candidates.
         ceilings: what this GPU can do at best; a time below it is shown to staff.
-        rivals: keeps the baselines from one grading to the next; made, and ended, here when None.
+        rivals: keeps the baselines from one grading to the next.
         record: filled with what was noted beside the measurements.
 
     Raises:
@@ -245,10 +299,6 @@ def examine_on_gpu(
     exam_seed = secrets.randbits(62) if seed is None else seed
     noted = record if record is not None else GpuRecord()
     with contextlib.ExitStack() as stack:
-        own_rivals = rivals
-        if own_rivals is None:
-            own_rivals = Rivals(gpu, sandboxes)
-            stack.callback(own_rivals.close)
         threads = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit"))
         on_cpu = Examiner(assignment, source, interpreter, progress, exam_seed) if interpreter is not None else None
         audited_later = threads.submit(on_cpu.audit, sweep=False) if on_cpu is not None else None
@@ -259,7 +309,7 @@ def examine_on_gpu(
         progress("compile", 1.0)
         noted.seconds["compile-ahead"] = time.monotonic() - began
         on_gpu = Examiner(assignment, source, sandboxes, progress, exam_seed, CudaBench(gpu, archives))
-        course = _Course(assignment, on_gpu, gpu, own_rivals, noted, exam_seed, ceilings)
+        course = _Course(assignment, on_gpu, gpu, rivals, noted, exam_seed, ceilings)
         course.run()
         began = time.monotonic()
         fault = None
@@ -311,23 +361,27 @@ def examine_once(
         SandboxUnavailable: no candidate can be had.
         GpuError: there is no GPU that works.
     """
-    from workers.devices.cuda import Gpu, cuda_pool
+    from workers.devices.cuda import Gpu, baselines_pool, cuda_pool
 
     n_compilers = _compilers()
     limits = assignment.limits
     with contextlib.ExitStack() as stack:
         compilers = stack.enter_context(ahead_pool(limits, size=n_compilers, refill=False, isolation=isolation))
-        # the baselines' two, one for the probes, one to be measured
-        candidates = stack.enter_context(cuda_pool(limits, size=4, refill=False, isolation=isolation))
+        baselines = stack.enter_context(baselines_pool(limits, isolation=isolation))
+        # one for the probes, one to be measured
+        candidates = stack.enter_context(cuda_pool(limits, size=2, refill=False, isolation=isolation))
         interpreter = stack.enter_context(interpreter_pool(limits, size=1, refill=False, isolation=isolation))
         gpu = Gpu()
         stack.callback(gpu.close)
+        rivals = Rivals(gpu, baselines)
+        stack.callback(rivals.close)
         return examine_on_gpu(
             assignment,
             source,
             gpu=gpu,
             sandboxes=candidates,
             interpreter=interpreter,
+            rivals=rivals,
             ahead=Ahead(sandboxes=compilers, n_candidates=n_compilers),
             ceilings=measure_ceilings(),
             progress=progress,
@@ -383,7 +437,7 @@ class WarmGpu:
 
     def pools(self, limits: Limits) -> _Warm:
         """Warm candidates with those limits; started now where there are none yet."""
-        from workers.devices.cuda import cuda_pool
+        from workers.devices.cuda import baselines_pool, cuda_pool
 
         with self._starting:
             if limits not in self._warm:
@@ -392,7 +446,7 @@ class WarmGpu:
                 # one is asked and one is timed, and the next two get ready meanwhile
                 candidates = self._stack.enter_context(cuda_pool(limits, size=2 * self.lanes))
                 interpreter = self._stack.enter_context(interpreter_pool(limits, size=self.lanes, nice=BACKGROUND_NICE))
-                rivals = Rivals(self._gpu, candidates)
+                rivals = Rivals(self._gpu, self._stack.enter_context(baselines_pool(limits)))
                 self._stack.callback(rivals.close)
                 ahead = Ahead(sandboxes=compilers, n_candidates=n_compilers)
                 self._warm[limits] = _Warm(candidates, interpreter, rivals, ahead)
@@ -444,6 +498,7 @@ class _Course:
     ) -> None:
         self._assignment, self._examiner, self._gpu, self._rivals = assignment, examiner, gpu, rivals
         self._record, self._seed, self._ceilings = record, seed, ceilings
+        self._waits = Allowance(assignment.limits.total_s)  # for memory and speed: those who wait for the GPU wait too
         self.memory: list[MemoryPoint] = []
         self.timings: list[Timing] = []
         self.large_calls: list[LargeCall] = []
@@ -451,6 +506,7 @@ class _Course:
         self.evidence: list[Evidence] = []
         self.before: GpuState | None = None
         self.after: GpuState | None = None
+        self.held_s = self.idle_s = 0.0
 
     def run(self) -> None:
         waited = time.monotonic()
@@ -462,6 +518,7 @@ class _Course:
             try:
                 stopwatch, others = self._prepare_rivals()
                 with self._timed("numerics"):
+                    self._examiner.start_clock()
                     self.numeric = self._examiner.numerics()
                 if self._may_go_on():
                     self._measure(stopwatch, others)
@@ -478,12 +535,33 @@ class _Course:
         if self._assignment.speed is None or timed is None:
             return None, []
         with self._timed("rivals"):
-            others = self._rivals.of(self._assignment, self._examiner.operation, timed)
             stopwatch = Stopwatch(self._assignment, self._examiner.operation, timed, self._gpu, seed=self._seed)
             for size in self._sizes():
                 stopwatch.calibrate(size)
-            self._rivals.freeze()
+            others = self._others(stopwatch, timed)
         return stopwatch, others
+
+    def _others(self, stopwatch: Stopwatch, timed: timed_operations.Timed) -> list[Rival]:
+        """The rivals, each with a time of its own at every size, made alone; frozen."""
+
+        def prove(rival: Rival) -> None:
+            lacking = [(number, size) for number, size in enumerate(self._sizes()) if not rival.has_record(size)]
+            with self._quiet() if lacking else contextlib.nullcontext():
+                for number, size in lacking:
+                    stopwatch.record(rival, size, headline=number == 0)
+
+        found = self._rivals.of(self._assignment, self._examiner.operation, timed, prove)
+        self._rivals.freeze()
+        return found
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Candidates that get ready keep off the GPU meanwhile."""
+        began = time.monotonic()
+        with self._examiner.sandboxes.hold():
+            seconds = self._record.seconds
+            seconds["gate"] = seconds.get("gate", 0.0) + time.monotonic() - began
+            yield
 
     def _may_go_on(self) -> bool:
         """Memory and speed are measured only for a file that loads and answers what is required."""
@@ -495,19 +573,22 @@ class _Course:
     def _measure(self, stopwatch: Stopwatch | None, others: list[Rival]) -> None:
         if self._assignment.memory is None and stopwatch is None:
             return
-        interview = Interview(self._examiner.sandboxes.take(timeout_s=60.0))
+        interview = Interview(self._examiner.sandboxes.take(timeout_s=60.0), self._waits)
         student = Rival("student", interview, self._gpu)
         try:
             with self._timed("load"):
-                self._examiner.bench.arena(interview)
-                self._examiner.load(interview)
-            with self._timed("memory"):
-                self._sweep(interview)
+                self._load(interview)
             right = all(answer.passed for answer in self.numeric.answers.values())
-            if stopwatch is not None and right and len(self.numeric.answers) == len(self._assignment.cases_on("cuda")):
-        self.held_s = self.idle_s = 0.0
-                with self._timed("timing"):
-                    self._race(stopwatch, student, others)
+            with self._quiet():
+                with self._timed("memory"):
+                    self._sweep(interview)
+                if (
+                    stopwatch is not None
+                    and right
+                    and len(self.numeric.answers) == len(self._assignment.cases_on("cuda"))
+                ):
+                    with self._timed("timing"):
+                        self._race(stopwatch, student, others)
             if self._record.looks_for_late and interview.ending is None:
                 interview.ask({"op": "late"}, stage="timing")
                 self._record.compiled_late = claims.names(interview.answer(10.0), "names")
@@ -554,17 +635,38 @@ class _Course:
             self.timings.append(timing)
             if headline and is_wanted(self._assignment, timing, self._gpu.name):
                 with self._timed("replay"):
-                    self.replay = replay(
-                        stopwatch, size, timing, student, others,
-                        begin=self._begin_empty, quiet=self._examiner.sandboxes.hold, gpu=self._gpu,
-                        assignment=self._assignment,
-                    )  # fmt: skip
+                    self.replay = self._replay(stopwatch, size, timing, student, others)
             if self._ceilings is not None:
                 self._hold_to_roof(timing, self._ceilings)
 
+    def _replay(self, stopwatch: Stopwatch, size: Size, timing: Timing, student: Rival, others: list[Rival]) -> Replay:
+        """What a replay says; nothing where a baseline fails in it, for the grading itself is made by then."""
+        try:
+            return replay(
+                stopwatch, size, timing, student, others,
+                begin=self._begin_empty, gpu=self._gpu, assignment=self._assignment,
+            )  # fmt: skip
+        except BaselineFailedError as exc:
+            log.warning("a replay said nothing: %s", exc)
+            self._rivals.failed(exc.rival)
+            others.remove(exc.rival)
+            if exc.rival.name == "naive":
+                timed = timed_operations.load(self._assignment.operation)
+                assert timed is not None
+                others[:] = self._others(stopwatch, timed)
+            return Replay(
+                outcome=ReplayOutcome.NOT_REPLAYABLE, axes=dict(size.axes), detail=f"the replay said nothing: {exc}"
+            )
+
+    def _load(self, interview: Interview) -> None:
+        """Have a fresh candidate open the arena and load the file."""
+        self._examiner.bench.arena(interview)
+        self._examiner.start_clock()  # probes before it may have taken all the time that they had
+        self._examiner.load(interview)
+
     def _begin_empty(self) -> Interview:
         """A candidate that has the arena open and loads no file."""
-        interview = Interview(self._examiner.sandboxes.take(timeout_s=60.0))
+        interview = Interview(self._examiner.sandboxes.take(timeout_s=60.0), self._waits)
         try:
             open_arena(interview, self._gpu)
         except BaseException:
@@ -576,15 +678,19 @@ class _Course:
         """Whether a plain call at this size, by a process that saw no window, fails or is wrong too; noted then."""
 
         def begin() -> Interview:
-            interview, _ = self._examiner.begin()
+            # one of its own: what is wrong in a window must not be held because the windows took all the time
+            waits = Allowance(self._assignment.limits.total_s)
+            interview = Interview(self._examiner.sandboxes.take(timeout_s=60.0), waits)
             try:
-                self._examiner.load(interview)
+                self._load(interview)
             except BaseException:
                 interview.end()
                 raise
             return interview
 
-        student.interview.end()  # it may hold all of the memory, and has nothing more to say
+        # it may hold all of the memory, and has nothing more to say; what is mapped here is free when it is unmapped
+        student.interview.end()
+        student.close()
         with self._timed("plain-calls"):
             found = plain_call(begin, self._gpu, size, wrong, wrong.inputs if wrong else stopwatch.one_call(size))
         self.large_calls += [found] if found is not None else []
@@ -601,7 +707,7 @@ class _Course:
         try:
             return self._race_again_when_noisy(stopwatch, student, others, size, headline)
         except BaselineFailedError as exc:
-            self._rivals.end(exc.rival)
+            self._rivals.failed(exc.rival)
             if exc.rival.name != "reference":
                 raise GraderFault(str(exc)) from exc
             log.warning("graded without the reference: %s", exc)
@@ -615,8 +721,7 @@ class _Course:
         budget_s = HEADLINE_S if headline else OTHER_S
 
         def once() -> tuple[Race, Timing]:
-            with self._examiner.sandboxes.hold():
-                race = stopwatch.race(size, student, others, budget_s=budget_s, headline=headline)
+            race = stopwatch.race(size, student, others, budget_s=budget_s, headline=headline)
             return race, stopwatch.timing(size, race)
 
         with contextlib.suppress(VoidError):
@@ -696,7 +801,7 @@ class _Course:
         peak = kept = 0
         backward: int | None = None
         failure: Failure | None = None
-        with self._all_but(leave) if ballast else contextlib.nullcontext():
+        with self._gpu.ballast(leave) if ballast else contextlib.nullcontext():
             try:
                 peak = self._watched(interview, request, size) - idle
                 interview.ask({"op": "trim", "drop": False}, stage=f"memory-{size}")
@@ -720,12 +825,6 @@ class _Course:
             reference_bytes=costs.reference_peak_bytes,
             failure=failure,
         )
-
-    @contextlib.contextmanager
-    def _all_but(self, leave_bytes: int) -> Iterator[None]:
-        """Hold all device memory but this much: what is left is the student's, and no new candidate's."""
-        with self._examiner.sandboxes.hold(), self._gpu.ballast(leave_bytes):
-            yield
 
     def _needs(self, failure: Failure, naive_bytes: int, left_bytes: int | None) -> Failure:
         """The failure, with what was left and what a whole score matrix would need."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from grader.assignment import Assignment
@@ -40,11 +41,23 @@ class CandidateFailedError(Exception):
         self.failure, self.dead = failure, dead
 
 
-class Interview:
-    """One candidate process and the questions put to it, one at a time."""
+class Allowance:
+    """Seconds that the candidates of a hand-in are waited for, all of them together; what we do meanwhile is free."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = self.left_s = seconds
+
+
+class Interview:
+    """One candidate process and the questions put to it, one at a time.
+
+    Args:
+        allowance: bounds all waits together, beside the limit that each has; None for candidates of ours.
+    """
+
+    def __init__(self, sandbox: Sandbox, allowance: Allowance | None = None) -> None:
         self.sandbox = sandbox
+        self._allowance = allowance
         self.ending: Ending | None = None
         self.evidence: list[Evidence] = []
         self._channel: Channel = sandbox.channel
@@ -68,26 +81,15 @@ class Interview:
 
     def spin(self, timeout_s: float) -> None:
         """Wait for an answer without sleeping, so that whoever reads a clock afterwards was not woken late."""
-        deadline = time.monotonic() + timeout_s
-        while not self._channel.has_input() and time.monotonic() < deadline:
-            pass
+        with self._waiting(timeout_s) as most_s:
+            deadline = time.monotonic() + most_s
+            while not self._channel.has_input() and time.monotonic() < deadline:
+                pass
 
     def answer(self, timeout_s: float) -> Mapping[str, Any]:
         """The candidate's answer. Raises CandidateFailedError when there is none, or when it says that it failed."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                message = self._channel.receive(min(_LOOK_S, max(0.0, deadline - time.monotonic())))
-                break
-            except TimedOutError:
-                if self.sandbox.over_limit():
-                    raise self._died() from None
-                if time.monotonic() >= deadline:
-                    raise self._too_slow(timeout_s) from None
-            except PeerGoneError:
-                raise self._died() from None
-            except ProtocolError as exc:
-                raise self.broke_protocol(str(exc)) from None
+        with self._waiting(timeout_s) as most_s:
+            message = self._receive(most_s, timeout_s)
         if message.get("request") != self._request:
             raise self.broke_protocol("it answers another request")
         self._answered = True
@@ -99,6 +101,31 @@ class Interview:
                 raise self.broke_protocol(str(exc)) from None
             raise CandidateFailedError(failure, dead=False)
         return message
+
+    @contextlib.contextmanager
+    def _waiting(self, timeout_s: float) -> Iterator[float]:
+        """The seconds that may be waited now; those that were are taken from the allowance."""
+        began = time.monotonic()
+        try:
+            yield timeout_s if self._allowance is None else min(timeout_s, max(0.0, self._allowance.left_s))
+        finally:
+            if self._allowance is not None:
+                self._allowance.left_s -= time.monotonic() - began
+
+    def _receive(self, most_s: float, limit_s: float) -> Mapping[str, Any]:
+        deadline = time.monotonic() + most_s
+        while True:
+            try:
+                return self._channel.receive(min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+            except TimedOutError:
+                if self.sandbox.over_limit():
+                    raise self._died() from None
+                if time.monotonic() >= deadline:
+                    raise self._too_slow(most_s, limit_s) from None
+            except PeerGoneError:
+                raise self._died() from None
+            except ProtocolError as exc:
+                raise self.broke_protocol(str(exc)) from None
 
     def end(self) -> Ending:
         """Stop the whole process tree. Safe to call twice."""
@@ -133,9 +160,11 @@ class Interview:
         kind, message = _why(ending)
         return CandidateFailedError(Failure(kind=kind, message=message, stage=self._stage), dead=True)
 
-    def _too_slow(self, timeout_s: float) -> CandidateFailedError:
+    def _too_slow(self, waited_s: float, limit_s: float) -> CandidateFailedError:
         self.end()
-        message = f"still running after {timeout_s:.0f} s, the limit for one call"
+        message = f"still running after {limit_s:.0f} s, the limit for one call"
+        if self._allowance is not None and waited_s < limit_s:
+            message = f"its calls took {self._allowance.seconds:.0f} s, the limit for all of them together"
         return CandidateFailedError(Failure(kind=FailureKind.TIME_LIMIT, message=message, stage=self._stage), dead=True)
 
 

@@ -83,7 +83,7 @@ class Limits:
     file_bytes: int = 64 << 20
     output_bytes: int = 256 << 10  # kept of each stream, from its beginning
     output_total_bytes: int = 4 << 20  # both streams; a candidate that prints more is killed
-    cpu_s: int = 120  # of each process
+    cpu_s: int | None = 120  # of each process; None for one of ours that outlives many examinations
     open_files: int = 256
     nice: int = 0  # how much more readily than we it leaves the processor to others, 0 to 19
     start_nice: int = 0  # the same while it gets ready; where we may not take it back, it is not given
@@ -189,11 +189,12 @@ class Recipe:
         limits = self._limits
         found = {
             "RLIMIT_CORE": 0,
-            "RLIMIT_CPU": limits.cpu_s,
             "RLIMIT_FSIZE": limits.file_bytes,
             "RLIMIT_MSGQUEUE": 0,
             "RLIMIT_NOFILE": limits.open_files,
         }
+        if limits.cpu_s is not None:
+            found["RLIMIT_CPU"] = limits.cpu_s
         if not cgroup.bounds_memory and not self._gpu:
             found["RLIMIT_DATA"] = limits.memory_bytes  # CUDA reserves far more than it uses
         processes_inside = 0

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from statistics import median
 
 from grader.assignment import Assignment
@@ -47,7 +46,6 @@ def replay(
     others: Sequence[Rival],
     *,
     begin: Callable[[], Interview],
-    quiet: Callable[[], AbstractContextManager[None]],
     gpu: TimedGpu,
     assignment: Assignment,
     clock: Callable[[], float] = time.perf_counter,
@@ -58,7 +56,6 @@ def replay(
         graded: the time of the student's file at this size.
         student: prepared for windows of this size.
         begin: starts a candidate that has the arena open and no file loaded.
-        quiet: keeps others from the GPU while windows are timed.
     """
     found = Replay(outcome=ReplayOutcome.NOT_REPLAYABLE, axes=dict(size.axes))
     try:
@@ -79,8 +76,7 @@ def replay(
     interview = begin()
     rival = Rival("student", interview, gpu, clock=clock)
     try:
-        with quiet():
-            return _timed(stopwatch, size, graded, kept, rival, others, found)
+        return _timed(stopwatch, size, graded, kept, rival, others, found)
     finally:
         interview.end()
         rival.close()

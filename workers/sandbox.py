@@ -352,7 +352,8 @@ class SandboxPool:
         self._live: dict[int, tuple[int | None, Path | None]] = {}
         self._sandboxes: set[Sandbox] = set()
         self._failed_in_a_row = 0
-        self._closed = self._held = False
+        self._closed = False
+        self._n_holds = 0
         # every candidate is the child of this one thread: a parent's death means the thread's, not the process's
         self._spawner = threading.Thread(target=self._keep_warm, name="sandbox-spawner", daemon=True)
         self._spawner.start()
@@ -384,9 +385,12 @@ class SandboxPool:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep candidates that get ready from a device meanwhile; waits for those that are at it just now."""
+        """Keep candidates that get ready from a device meanwhile; waits for those that are at it just now.
+
+        Held by several, or twice, they wait until the last lets go.
+        """
         with self._changed:
-            self._held = True
+            self._n_holds += 1
             arenas = self._gates()
             for arena in arenas:
                 gate.close(arena)
@@ -395,8 +399,8 @@ class SandboxPool:
             yield
         finally:
             with self._changed:
-                self._held = False
-                for arena in self._gates():
+                self._n_holds -= 1
+                for arena in self._gates() if not self._n_holds else []:
                     gate.open_again(arena)
 
     def await_gate(self, timeout_s: float) -> None:
@@ -487,7 +491,7 @@ class SandboxPool:
                 self._n_started += 1
                 if isinstance(started, Sandbox):
                     self._sandboxes.add(started)
-                    if self._held:
+                    if self._n_holds:
                         gate.close(started.arena)
                 self._changed.notify_all()
 

@@ -149,6 +149,7 @@ def _run(examiner: Examiner, case: Case, archives: Sequence[bytes]) -> bytes:
     interview = Interview(sandboxes.take(timeout_s=READY_S))
     try:
         with contextlib.suppress(CandidateFailedError, claims.ClaimError):
+            examiner.start_clock()
             interview.ask({"op": "arena", "host": True}, stage="load")
             interview.answer(30.0)
             archives_into(interview, archives)

@@ -24,7 +24,7 @@ from grader.measurement import (
 )
 from workers import examination, gpu_examination
 from workers.gpu_examination import GpuRecord, _Course
-from workers.gpu_timing import Race, WrongRowsError
+from workers.gpu_timing import BaselineFailedError, Race, WrongRowsError
 from workers.interview import CandidateFailedError
 
 FORWARD = load_assignment(Path(__file__).parents[2] / "assignments" / "flash-attention-forward")
@@ -57,18 +57,26 @@ class Examiner:
         self.bench = self
         self.operation = None
         self.loaded = []
+        self.n_held, self.held = 0, False
 
     def progress(self, stage, fraction):
         pass
 
+    @contextlib.contextmanager
     def hold(self):
-        return contextlib.nullcontext()
+        self.n_held += 1
+        self.held = True
+        yield
+        self.held = False
 
     def take(self, timeout_s):
         return Interview()
 
-    def begin(self):
-        return Interview(), None
+    def arena(self, interview):
+        pass
+
+    def start_clock(self):
+        pass
 
     def load(self, interview):
         self.loaded.append(interview)
@@ -81,6 +89,11 @@ class Examiner:
 class Student:
     def __init__(self):
         self.interview = Interview()
+        self.closed = False
+
+    def close(self):
+        assert self.interview.ended  # what it wrote last was read
+        self.closed = True
 
 
 class Stopwatch:
@@ -125,12 +138,13 @@ def play(monkeypatch):
         student, calls = Student(), []
 
         def plain_call(begin, gpu, size, wrong, inputs):
-            assert student.interview.ended  # its memory is needed
+            assert student.closed  # its memory is needed, and what is mapped here is not free
             begin()
             calls.append((wrong, inputs))
             return plain
 
         monkeypatch.setattr(gpu_examination, "plain_call", plain_call)
+        monkeypatch.setattr(gpu_examination, "Interview", lambda sandbox, allowance: sandbox)
         course._race(Stopwatch(*outcomes), student, [])
         return course, student, calls
 
@@ -187,7 +201,7 @@ def test_a_lesser_size_that_is_wrong_keeps_the_headline_and_is_a_measurement(pla
 def test_the_headline_of_those_who_are_asked_for_is_replayed(play, monkeypatch, asks, ratios, replayed):
     seen = []
 
-    def replay(stopwatch, size, graded, student, others, *, begin, quiet, gpu, assignment):
+    def replay(stopwatch, size, graded, student, others, *, begin, gpu, assignment):
         seen.append([dict(one) for one in assignment.speed.sizes].index(dict(size.axes)))
         return Replay(outcome=ReplayOutcome.AGREES, axes=dict(size.axes))
 
@@ -197,20 +211,66 @@ def test_the_headline_of_those_who_are_asked_for_is_replayed(play, monkeypatch, 
     assert (course.replay is not None) == bool(replayed)
 
 
+class OfOurs:
+    def __init__(self, name):
+        self.name = name
+
+
+class Rivals:
+    def __init__(self):
+        self.lost, self.n_asked = [], 0
+
+    def failed(self, rival):
+        self.lost.append(rival.name)
+
+    def of(self, assignment, operation, timed, prove):
+        self.n_asked += 1
+        return [OfOurs("naive"), OfOurs("reference")]
+
+    def freeze(self):
+        pass
+
+
+@pytest.mark.parametrize(("broken", "left"), [("reference", ["naive"]), ("naive", ["naive", "reference"])])
+def test_a_baseline_that_fails_in_a_replay_costs_nobody_a_finished_grading(monkeypatch, broken, left):
+    others = [OfOurs("naive"), OfOurs("reference")]
+    raced = []
+
+    def replay(stopwatch, size, graded, student, others, *, begin, gpu, assignment):
+        raise BaselineFailedError(next(one for one in others if one.name == broken), "CUDA error: unknown error")
+
+    class Watched(Stopwatch):
+        def race(self, size, student, others, *, budget_s, headline):
+            raced.append([one.name for one in others])
+            return super().race(size, student, others, budget_s=budget_s, headline=headline)
+
+    monkeypatch.setattr(gpu_examination, "replay", replay)
+    assignment = dataclasses.replace(FORWARD, speed=dataclasses.replace(FORWARD.speed, replay="always"))
+    course = _Course(assignment, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None)
+    n_sizes = len(FORWARD.speed.sizes)
+    course._race(Watched(*[2.0] * n_sizes), Student(), others)
+    assert course.replay.outcome is ReplayOutcome.NOT_REPLAYABLE
+    assert f"the {broken} baseline: CUDA error" in course.replay.detail
+    assert len(course.timings) == n_sizes
+    assert raced == [["naive", "reference"], *[left] * (n_sizes - 1)]
+    assert course._rivals.lost == [broken]
+    assert course.evidence == []
+
+
 # -- the memory sweep --------------------------------------------------------------------------------------------------
 
 
-def measure(monkeypatch, point):
-    """A course that measures memory alone, where `point` answers for each size."""
-    monkeypatch.setattr(gpu_examination, "Interview", lambda sandbox: sandbox)
+def measure(monkeypatch, point, stopwatch=None, examiner=None):
+    """A course that measures memory, where `point` answers for each size, and speed where there is a stopwatch."""
+    monkeypatch.setattr(gpu_examination, "Interview", lambda sandbox, allowance: sandbox)
     monkeypatch.setattr(gpu_examination.Rival, "close", lambda self: None)
-    examiner = Examiner()
-    examiner.arena = lambda interview: None
-    course = _Course(FORWARD, examiner, Gpu(), None, GpuRecord(), 1, None)
-    course.numeric = type("Numeric", (), {"answers": {}})()
+    cases = {case.name: types.SimpleNamespace(passed=True) for case in FORWARD.cases_on("cuda")}
+    assignment = dataclasses.replace(FORWARD, speed=dataclasses.replace(FORWARD.speed, replay="never"))
+    course = _Course(assignment, examiner or Examiner(), Gpu(), None, GpuRecord(), 1, None)
+    course.numeric = types.SimpleNamespace(answers=cases)
     course._point = lambda interview, timed, size, options, *, idle, ballast: point(size, ballast)
     course._bytes_of = lambda interview: 0
-    course._measure(None, [])
+    course._measure(stopwatch, [])
     return course
 
 
@@ -247,6 +307,49 @@ def test_only_the_largest_size_is_beside_a_ballast(monkeypatch):
     assert beside == [(sizes[0], False), *((size, size == sizes[-1]) for size in sizes)]
 
 
+# -- what may take how long --------------------------------------------------------------------------------------------
+
+
+def test_all_of_a_files_waits_while_it_is_measured_are_bounded_together(monkeypatch):
+    """But not those of a plain call: what is wrong in a window must not be held because the windows took so long."""
+    given = []
+    monkeypatch.setattr(gpu_examination, "Interview", lambda sandbox, allowance: given.append(allowance) or sandbox)
+    monkeypatch.setattr(gpu_examination, "open_arena", lambda interview, gpu: None)
+    monkeypatch.setattr(gpu_examination, "plain_call", lambda begin, gpu, size, wrong, inputs: begin())
+    monkeypatch.setattr(gpu_examination.Rival, "close", lambda self: None)
+    course = _Course(FORWARD, Examiner(), Gpu(), None, GpuRecord(), 1, None)
+    course.numeric = types.SimpleNamespace(answers={})
+    course._sweep = lambda interview: None
+    course._measure(None, [])
+    course._begin_empty()
+    course._is_wrong_alone(Stopwatch(), course._sizes()[0], Student(), None)
+    measured, replayed, plain = given
+    assert measured is replayed
+    assert [one.seconds for one in (measured, plain)] == [FORWARD.limits.total_s] * 2
+    assert plain is not measured
+
+
+def test_candidates_that_get_ready_wait_once_for_all_that_is_measured(monkeypatch):
+    held, examiner = [], Examiner()
+
+    def point(size, ballast):
+        held.append(examiner.held)
+        return MemoryPoint(size=size, peak_bytes=1)
+
+    class Watched(Stopwatch):
+        def race(self, size, student, others, *, budget_s, headline):
+            held.append(examiner.held)
+            return super().race(size, student, others, budget_s=budget_s, headline=headline)
+
+    course = measure(monkeypatch, point, Watched(*[2.0] * len(FORWARD.speed.sizes)), examiner)
+    assert len(course.timings) == len(FORWARD.speed.sizes)
+    assert examiner.n_held == 1
+    assert not examiner.held
+    assert all(held)
+    assert len(held) > len(FORWARD.speed.sizes)
+    assert course._record.seconds["gate"] >= 0.0
+
+
 # -- the lock ----------------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +357,7 @@ class LockedGpu(FakeGpu):
     """Free for so long when it is taken; numerics take so long under its lock."""
 
     name, uuid, arch, total_bytes = "NVIDIA H200", "GPU-a", "sm_90", 1 << 30
+    busy_s = 0.0  # with another lane's file, when it is asked for
 
     def __init__(self, idle_s):
         super().__init__(Clock())
@@ -263,6 +367,7 @@ class LockedGpu(FakeGpu):
     @contextlib.contextmanager
     def lock(self):
         self.taken += 1
+        time.sleep(self.busy_s)
         yield
 
     def state(self):
@@ -275,8 +380,47 @@ def test_how_long_the_gpu_was_held_and_idle_before_is_stored_with_the_measuremen
     sandboxes = types.SimpleNamespace(isolation=Isolation(level="full"))
     monkeypatch.setattr(examination.Examiner, "numerics", lambda self: time.sleep(0.03) or examination.Numerics())
     assignment = dataclasses.replace(FORWARD, memory=None, speed=None)
-    found = gpu_examination.examine_on_gpu(assignment, b"", gpu=gpu, sandboxes=sandboxes, interpreter=None)
+    found = gpu_examination.examine_on_gpu(assignment, b"", gpu=gpu, sandboxes=sandboxes, interpreter=None, rivals=None)
     stored = measurement.loads(measurement.dumps(found)).gpu
     assert gpu.taken == 1
     assert idle_s <= stored.idle_s < idle_s + 1.0
     assert 0.03 <= stored.held_s < 1.0
+
+
+def test_waiting_for_the_gpu_takes_nothing_from_a_files_time(monkeypatch):
+    """A queue of slow files must not end as no answer at all for those behind them."""
+    gpu, left_s = LockedGpu(0.0), []
+    gpu.busy_s = 0.06
+    limits = dataclasses.replace(FORWARD.limits, total_s=0.05)
+
+    def numerics(self):
+        left_s.append(self._left_s())
+        return examination.Numerics()
+
+    monkeypatch.setattr(examination.Examiner, "numerics", numerics)
+    sandboxes = types.SimpleNamespace(isolation=Isolation(level="full"))
+    assignment = dataclasses.replace(FORWARD, memory=None, speed=None, limits=limits)
+    gpu_examination.examine_on_gpu(assignment, b"", gpu=gpu, sandboxes=sandboxes, interpreter=None, rivals=None)
+    assert left_s[0] > 0.04
+
+
+@pytest.mark.parametrize("again", ["measured", "plain-call"])
+def test_a_file_is_loaded_again_in_time_of_its_own(monkeypatch, again):
+    """Probes may have taken all the time that they had."""
+    left_s = []
+    monkeypatch.setattr(gpu_examination, "Interview", lambda sandbox, allowance: Interview())
+    monkeypatch.setattr(gpu_examination, "plain_call", lambda begin, gpu, size, wrong, inputs: begin())
+    monkeypatch.setattr(gpu_examination.Rival, "close", lambda self: None)
+    monkeypatch.setattr(examination.Examiner, "load", lambda self, interview: left_s.append(self._left_s()))
+    sandboxes = types.SimpleNamespace(take=lambda timeout_s: None, hold=contextlib.nullcontext)
+    bench = types.SimpleNamespace(arena=lambda interview: None)
+    examiner = examination.Examiner(FORWARD, b"", sandboxes, lambda _stage, _fraction: None, 1, bench)
+    course = _Course(FORWARD, examiner, LockedGpu(0.0), None, GpuRecord(), 1, None)
+    course.numeric = types.SimpleNamespace(answers={})
+    course._sweep = lambda interview: None
+    examiner._deadline = time.monotonic() - 100.0
+    if again == "measured":
+        course._measure(None, [])
+    else:
+        course._is_wrong_alone(Stopwatch(), course._sizes()[0], Student(), None)
+    assert left_s[0] == pytest.approx(FORWARD.limits.total_s, abs=1.0)

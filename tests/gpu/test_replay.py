@@ -1,6 +1,5 @@
 """Whose kernels are replayed, what of a record is, and what follows. No GPU needed."""
 
-import contextlib
 import dataclasses
 import mmap
 import sys
@@ -195,8 +194,7 @@ class Stage:
         graded = dataclasses.replace(timing(120.0 / graded_ms), student_times_ms=(graded_ms,))
         return replay.replay(
             watch, SIZE, graded, student, others,
-            begin=self.begin, quiet=contextlib.nullcontext, gpu=self.track.gpu, assignment=FORWARD,
-            clock=self.track.clock,
+            begin=self.begin, gpu=self.track.gpu, assignment=FORWARD, clock=self.track.clock,
         )  # fmt: skip
 
     def honest(self, q, k, v, is_causal):

@@ -34,6 +34,15 @@ def test_who_gets_ready_meanwhile_waits_at_the_gate_and_then_goes_on(pool):
     assert pool.take(10).kill().cause == "killed"
 
 
+def test_who_holds_twice_or_with_others_lets_nobody_in_before_the_last_lets_go(pool):
+    with pool.hold():
+        with pool.hold():
+            wait_for(lambda: len(arenas(pool)) == 2 and all(arena[2] for arena in arenas(pool)))
+        time.sleep(0.1)
+        assert [arena[3] for arena in arenas(pool)] == [0, 0]
+    wait_for(lambda: all(arena[3] for arena in arenas(pool)))
+
+
 def test_nothing_begins_before_who_is_at_it_is_done(pool):
     wait_for(lambda: any(gate.is_busy(arena) for arena in arenas(pool)))
     with pool.hold():

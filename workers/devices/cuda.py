@@ -191,9 +191,18 @@ def gpu_lock(uuid: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cuda_pool(
-    limits: assignment.Limits, *, size: int, refill: bool = True, isolation: Literal["auto", "none"] = "auto"
+    limits: assignment.Limits,
+    *,
+    size: int,
+    refill: bool = True,
+    isolation: Literal["auto", "none"] = "auto",
+    endless: bool = False,
 ) -> Iterator[SandboxPool]:
-    """Warm candidates with a CUDA context. Raises SandboxUnavailable where none can be had."""
+    """Warm candidates with a CUDA context. Raises SandboxUnavailable where none can be had.
+
+    Args:
+        endless: no limit on processor time.
+    """
     pool = SandboxPool(
         argv_env=cuda_environment(),
         arena_bytes=CONTROL_BYTES,
@@ -203,7 +212,7 @@ def cuda_pool(
             scratch_bytes=GPU_SCRATCH_BYTES,
             file_bytes=GPU_SCRATCH_BYTES,
             output_total_bytes=max(GPU_OUTPUT_BYTES, limits.output_bytes),
-            cpu_s=int(4 * limits.total_s),  # waiting for a GPU spins
+            cpu_s=None if endless else int(4 * limits.total_s),  # waiting for a GPU spins
             open_files=GPU_OPEN_FILES,
             start_nice=BACKGROUND_NICE,
         ),
@@ -216,6 +225,16 @@ def cuda_pool(
         yield pool
     finally:
         pool.close()
+
+
+def baselines_pool(
+    limits: assignment.Limits, *, isolation: Literal["auto", "none"] = "auto"
+) -> contextlib.AbstractContextManager[SandboxPool]:
+    """Candidates for the baselines of an operation, started now; for those of others when they are asked for.
+
+    They outlive many gradings, in each of which they spin while they wait for the GPU.
+    """
+    return cuda_pool(limits, size=2, refill=False, isolation=isolation, endless=True)
 
 
 def cuda_environment() -> dict[str, str]:
