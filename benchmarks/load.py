@@ -120,9 +120,9 @@ def _populate(database: Database, data_dir: Path) -> Campus:
         for others in campus.catalog.slugs():
             found = course.find_course(session, COURSE)
             assert found is not None
-            course.set_assignment(session, course_id=found.id, slug=others)
+            course.set_assignment(session, course_id=found.id, slug=others, now=now)
         large = course.create_course(session, slug=BOARD, title="A large course", now=now)
-        course.set_assignment(session, course_id=large.id, slug=SLUG)
+        course.set_assignment(session, course_id=large.id, slug=SLUG, now=now)
         for slug, n_people, n_rows in ((COURSE, STUDENTS, SUBMISSIONS), (BOARD, ENTRIES, ENTRIES)):
             entry = course.assignment_in(session, course_slug=slug, slug=SLUG)
             assert entry is not None

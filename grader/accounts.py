@@ -49,7 +49,31 @@ def create_user(session: Session, *, name: str, password: str, now: datetime, is
     user = User(name=name, password_hash=_hash(password), is_staff=is_staff, created_at=now)
     session.add(user)
     session.flush()
+    detail = f"user {user.name}, staff" if is_staff else f"user {user.name}"
+    audit(session, actor_id=None, action="add-user", detail=detail, now=now)
     return user
+
+
+def close(session: Session, user: User, *, actor_id: int | None, now: datetime) -> bool:
+    """Let somebody in no longer, and end every session of theirs at once; False when that was done before.
+
+    What they handed in stays, with its grades.
+    """
+    if not user.active:
+        return False
+    user.active = False
+    user.session_epoch += 1  # a cookie of before must not be good again once the account is opened
+    audit(session, actor_id=actor_id, action="close-user", detail=f"user {user.name}", now=now)
+    return True
+
+
+def reopen(session: Session, user: User, *, actor_id: int | None, now: datetime) -> bool:
+    """Let somebody in again, with the password that they had; False when the account is not closed."""
+    if user.active:
+        return False
+    user.active = True
+    audit(session, actor_id=actor_id, action="open-user", detail=f"user {user.name}", now=now)
+    return True
 
 
 def set_password(session: Session, user: User, password: str, *, actor_id: int | None, now: datetime) -> None:
@@ -123,6 +147,24 @@ def audit(
 ) -> None:
     """Write down who did what. `actor_id` None means a command on the server, or the service itself."""
     session.add(AuditEvent(at=now, actor_id=actor_id, action=action, submission_id=submission_id, detail=detail))
+
+
+def trail(
+    session: Session, *, submission_id: int | None = None, actor_id: int | None = None, limit: int = 50
+) -> list[tuple[AuditEvent, str | None]]:
+    """What was written down, the latest first, with the name of who did it; None: a command, or the service itself.
+
+    Args:
+        submission_id: only what was done to that one.
+        actor_id: only what that person did.
+    """
+    query = select(AuditEvent, User.name).outerjoin(User, User.id == AuditEvent.actor_id)
+    if submission_id is not None:
+        query = query.where(AuditEvent.submission_id == submission_id)
+    if actor_id is not None:
+        query = query.where(AuditEvent.actor_id == actor_id)
+    latest_first = query.order_by(AuditEvent.at.desc(), AuditEvent.id.desc()).limit(limit)
+    return [(event, name) for event, name in session.execute(latest_first)]
 
 
 def _network(address: str) -> str:

@@ -15,7 +15,7 @@ from grader import accounts, course, standings
 from grader.assignment import Assignment
 from grader.course import ANONYMOUS, Catalog, WindowOf, shown_name
 from grader.deadlines import Window
-from grader.errors import AssignmentError, UserError
+from grader.errors import UserError
 from grader.models import (
     Board,
     BoardEntry,
@@ -23,7 +23,6 @@ from grader.models import (
     Enrollment,
     Result,
     Role,
-    State,
     Submission,
     User,
 )
@@ -87,7 +86,8 @@ def live(
 ) -> Lineup:
     """Every student with their best graded submission. A later, worse one never replaces it.
 
-    Ordered and ranked by grader.standings, by what is left after late days. Instructors are not ranked.
+    Ordered and ranked by grader.standings, by what is left after late days. Instructors are not ranked. What is
+    measured again stands with the grade that it has, until the new one is there.
 
     Args:
         assignment: None where its folder does not load; a deadline that only the folder has is then not known.
@@ -95,7 +95,7 @@ def live(
         gpu: only what was measured on this one.
         until: only what was handed in by then.
     """
-    graded = [Submission.course_assignment_id == entry.id, Submission.state == State.DONE]
+    graded = [Submission.course_assignment_id == entry.id]
     if not include_held:
         graded.append(Result.verdict != "held")
     if gpu is not None:
@@ -162,7 +162,7 @@ def _candidates(
 
 def counted(rows: Iterable[Submission], window: Window) -> Submission | None:
     """Of one student's submissions the one that counts, by the same rule as on the board. Held ones do not yet."""
-    graded = {row.id: row for row in rows if row.state is State.DONE and row.result and row.result.verdict != "held"}
+    graded = {row.id: row for row in rows if row.result and row.result.verdict != "held"}
     best = standings.best(_entry(row.user_id, row.id, row.submitted_at, row.result, window) for row in graded.values())
     return graded[best.submission] if best else None
 
@@ -331,7 +331,7 @@ def gradebook(session: Session, course_id: int, catalog: Catalog) -> list[Gradeb
     best = {
         (one.user_id, entry.id): one
         for entry in entries
-        for one in best_of_each(session, entry, _loaded(catalog, entry.slug), include_held=True)
+        for one in best_of_each(session, entry, catalog.find(entry.slug), include_held=True)
     }
     return [
         _gradebook_row(student.name, entry.slug, best.get((student.id, entry.id)))
@@ -355,13 +355,6 @@ def _gradebook_row(user_name: str, slug: str, best: Best | None) -> GradebookRow
         provisional=best.provisional,
         held=best.verdict == "held",
     )
-
-
-def _loaded(catalog: Catalog, slug: str) -> Assignment | None:
-    try:
-        return catalog.load(slug)
-    except AssignmentError:
-        return None  # what was graded is in the database
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------

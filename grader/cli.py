@@ -72,10 +72,11 @@ def cli() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--assignment", "slug", required=True, help="Slug of the assignment, or its folder.")
 @click.option("--device", type=click.Choice(devices.KINDS), default="cpu", show_default=True)
+@click.option("--full", is_flag=True, help="Print all that the page shows: every probe, count and plot.")
 @click.option("--json", "as_json", is_flag=True, help="Print the grade as one JSON object.")
 @click.option("--no-sandbox", is_flag=True, help="Run the file without isolation. Only for files you trust.")
 @click.option("--replay", is_flag=True, help="Run its compiled kernels once more without its Python. On a GPU.")
-def grade(file: Path, slug: str, device: str, as_json: bool, no_sandbox: bool, replay: bool) -> None:
+def grade(file: Path, slug: str, device: str, full: bool, as_json: bool, no_sandbox: bool, replay: bool) -> None:
     """Grade FILE as the service would, without web, queue or database. Exits 0 when there is a grade."""
     try:
         assignment, folder = _assignment(slug)
@@ -89,7 +90,9 @@ def grade(file: Path, slug: str, device: str, as_json: bool, no_sandbox: bool, r
     if as_json:
         click.echo(json.dumps(judging.grade_json(found), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        print_report(reports.report(assignment, examination, found, for_staff=True), Console())
+        print_report(reports.report(assignment, examination, found, for_staff=True), Console(), whole=full)
+        if not full:
+            click.echo("\nWith --full: every probe, how all was counted, plots, versions and times.")
 
 
 @cli.command()
@@ -396,7 +399,6 @@ def add_user(name: str, staff: bool, password_stdin: bool) -> None:
     password = _new_password(password_stdin)
     with _database(_settings()) as database, database.write() as session:
         added = accounts.create_user(session, name=name, password=password, is_staff=staff, now=_now())
-        accounts.audit(session, actor_id=None, action="add-user", detail=f"user {added.name}", now=_now())
     click.echo(added.name if password_stdin else f"{added.name}: {password}")
 
 
@@ -411,12 +413,32 @@ def set_password(name: str, password_stdin: bool) -> None:
     click.echo("Done." if password_stdin else f"{accounts.normal_name(name)}: {password}")
 
 
+@user_group.command("close")
+@click.argument("name")
+def close_user(name: str) -> None:
+    """Let a user in no longer, which ends every session of theirs. What they handed in stays."""
+    with _database(_settings()) as database, database.write() as session:
+        user = _user(session, name)
+        closed = accounts.close(session, user, actor_id=None, now=_now())
+        click.echo(f"{user.name} is let in no longer." if closed else f"{user.name} was closed before.")
+
+
+@user_group.command("open")
+@click.argument("name")
+def open_user(name: str) -> None:
+    """Let a user in again who was closed, with the password that they had."""
+    with _database(_settings()) as database, database.write() as session:
+        user = _user(session, name)
+        opened = accounts.reopen(session, user, actor_id=None, now=_now())
+        click.echo(f"{user.name} is let in again." if opened else f"{user.name} is not closed.")
+
+
 @user_group.command("list")
 def list_users() -> None:
     """List everybody, and what they are in which course."""
     with _database(_settings()) as database, database.read() as session:
         for one in accounts.users(session):
-            marks = f"{' (staff)' if one.is_staff else ''}{'' if one.active else ' (inactive)'}"
+            marks = f"{' (staff)' if one.is_staff else ''}{'' if one.active else ' (closed)'}"
             roles = ", ".join(f"{role.value} in {slug}" for slug, role in course.roles_of(session, one.id))
             click.echo(f"{one.name}{marks}" + (f": {roles}" if roles else ""))
 
@@ -455,7 +477,7 @@ def enrol(course_slug: str, names: tuple[str, ...], role: str) -> None:
         found = _course(session, course_slug)
         for name in names:
             user = _user(session, name)
-            course.enrol(session, course_id=found.id, user_id=user.id, role=Role(role))
+            course.enrol(session, course_id=found.id, user_id=user.id, role=Role(role), now=_now())
             click.echo(f"{user.name} is {'an' if role[0] in 'aeiou' else 'a'} {role} in {found.slug}")
 
 
@@ -506,7 +528,7 @@ def assign(ctx: click.Context, /, course_slug: str, slugs: tuple[str, ...], **gi
         found = _course(session, course_slug)
         for slug in slugs:
             rules = catalog.load(slug)
-            entry = course.set_assignment(session, course_id=found.id, slug=slug, **named)
+            entry = course.set_assignment(session, course_id=found.id, slug=slug, now=_now(), **named)
             window = course.window_until(entry, rules, None)
             click.echo(f"{_set(entry, window.deadline)}, {_state(entry, window)}")
 
@@ -536,20 +558,8 @@ def extend(course_slug: str, slug: str, name: str, until: datetime) -> None:
         entry = _entry(session, course_slug, slug)
         user = _user(session, name)
         rules = Catalog(settings.assignments_dir).load(slug)
-        if course.enrollment_of(session, course_id=entry.course_id, user_id=user.id) is None:
-            raise UserError(f"{name} is not in {course_slug}; `tilegrade course enrol {course_slug} {name}` first.")
-        deadline = course.window_until(entry, rules, None).deadline
-        if deadline is None:
-            raise UserError(
-                f"{slug} has no deadline in {course_slug}, so there is nothing to extend. "
-                f"`tilegrade course assign {course_slug} {slug} --deadline DATE` sets one."
-            )
-        if until < deadline:
-            raise UserError(
-                f"Everybody in {course_slug} may hand in {slug} {_deadline(deadline)}; an extension must end later."
-            )
         course.grant_extension(
-            session, course_assignment_id=entry.id, user_id=user.id, until=until, actor_id=None, now=_now()
+            session, entry=entry, assignment=rules, user=user, until=until, actor_id=None, now=_now()
         )
         holds = course.window(session, entry=entry, assignment=rules, user_id=user.id)
         click.echo(f"{user.name} may hand in {slug} {_when(holds)}")
@@ -659,45 +669,73 @@ def submit(file: Path, name: str, course_slug: str, slug: str) -> None:
 @click.argument("submission_ids", nargs=-1, type=int)
 @click.option("--assignment", "slug", help="Every graded submission for this assignment.")
 def rejudge(submission_ids: tuple[int, ...], slug: str | None) -> None:
-    """Judge stored measurements again by the assignment as it is now. Nothing is run."""
+    """Judge stored measurements again by the assignment as it is now. Nothing is run.
+
+    What cannot be judged is said, and the others are judged all the same. Exits 1 unless all were.
+    """
     if bool(submission_ids) == bool(slug):
         raise click.UsageError("Name submissions, or one --assignment.")
     settings = _settings()
     catalog = Catalog(settings.assignments_dir)
-    changed = 0
+    judged = changed = 0
     with _database(settings) as database:
         with database.read() as session:
             work = submissions.graded(session, slug=slug) if slug else list(submission_ids)
         for submission_id in work:
-            # one transaction each: a long list must not keep workers waiting
-            with database.write() as session:
-                found = submissions.find(session, submission_id)
-                if found is None:
-                    raise UserError(f"There is no submission {submission_id}.")
-                rules = catalog.load(found.course_assignment.slug)
-                outcome = submissions.rejudge(session, submission_id, rules, actor_id=None, now=_now())
+            try:
+                # one transaction each: a long list must not keep workers waiting
+                with database.write() as session:
+                    rules = catalog.load(submissions.slug_of(session, submission_id))
+                    outcome = submissions.rejudge(session, submission_id, rules, actor_id=None, now=_now())
+            except (UserError, AssignmentError) as exc:
+                click.echo(f"{submission_id}: {plain(str(exc), 2000)}", err=True)
+                continue
+            judged += 1
             changed += outcome.changed
             if outcome.changed:
                 click.echo(
                     f"{submission_id}: {outcome.verdict_before} {outcome.points_before:g} -> "
                     f"{outcome.verdict} {outcome.points:g}"
                 )
-    click.echo(f"{len(work)} judged again, {changed} changed.")
+    click.echo(f"{judged} judged again, {changed} changed.")
+    sys.exit(0 if judged == len(work) else 1)
 
 
 @cli.command("run-again")
 @click.argument("submission_ids", nargs=-1, type=int, required=True)
 def run_again(submission_ids: tuple[int, ...]) -> None:
-    """Queue finished or faulted submissions for new measurements."""
+    """Queue finished or faulted submissions for new measurements. A grade that one has counts until they are there.
+
+    Those on their way already are left, and said. Exits 1 unless all were queued.
+    """
     settings = _settings()
+    bell = Doorbell(make_celery(settings))
+    queued = 0
     with _database(settings) as database:
         for submission_id in submission_ids:
             with database.write() as session:
-                if not submissions.run_again(session, submission_id, actor_id=None, now=_now()):
-                    raise UserError(f"Submission {submission_id} is on its way already, or does not exist.")
-                devices = submissions.sweep(session, now=_now(), max_lost_attempts=settings.max_lost_attempts)
-            for device in devices:
-                Doorbell(make_celery(settings)).ring(device)
+                device = submissions.run_again(session, submission_id, actor_id=None, now=_now())
+            if device is None:
+                click.echo(f"{submission_id}: it is on its way already, or does not exist.", err=True)
+                continue
+            queued += 1
+            bell.ring(device)
+    sys.exit(0 if queued == len(submission_ids) else 1)
+
+
+@cli.command("audit")
+@click.option("--submission", "submission_id", type=int, help="Only what was done to this one.")
+@click.option("--by", "name", help="Only what this user did.")
+@click.option("--limit", type=click.IntRange(1, 10000), default=50, show_default=True, help="So many of the latest.")
+def show_audit(submission_id: int | None, name: str | None, limit: int) -> None:
+    """Print who did what and when, the latest first. What a command or the service did is by nobody (-)."""
+    with _database(_settings()) as database, database.read() as session:
+        actor_id = _user(session, name).id if name else None
+        for event, who in accounts.trail(session, submission_id=submission_id, actor_id=actor_id, limit=limit):
+            about = f" #{event.submission_id}" if event.submission_id else ""
+            # a reason or a fault may have many lines, and may quote a student's file
+            detail = f": {one_line(event.detail, 400)}" if event.detail else ""
+            click.echo(f"{event.at:%Y-%m-%d %H:%M:%S} UTC  {who or '-'}  {event.action}{about}{detail}")
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------

@@ -56,6 +56,13 @@ class Catalog:
             raise AssignmentError(str(known[1]))
         return known[1]
 
+    def find(self, slug: str) -> Assignment | None:
+        """The assignment of that slug; None where `load` raises. What was graded can still be shown."""
+        try:
+            return self.load(slug)
+        except AssignmentError:
+            return None
+
     def slugs(self) -> list[str]:
         """Every folder that holds an assignment.toml, whether it loads or not."""
         return sorted(path.parent.name for path in self.folder.glob("*/assignment.toml"))
@@ -70,6 +77,7 @@ def create_course(session: Session, *, slug: str, title: str, now: datetime) -> 
     course = Course(slug=slug, title=title.strip() or slug, created_at=now)
     session.add(course)
     session.flush()
+    accounts.audit(session, actor_id=None, action="create-course", detail=f"course {slug}", now=now)
     return course
 
 
@@ -95,21 +103,27 @@ def courses_of(session: Session, user: User) -> list[Course]:
 
 
 def enrol(
-    session: Session, *, course_id: int, user_id: int, role: Role = Role.STUDENT, nickname: str | None = None
+    session: Session,
+    *,
+    course_id: int,
+    user_id: int,
+    role: Role = Role.STUDENT,
+    actor_id: int | None = None,
+    now: datetime,
 ) -> Enrollment:
-    """Put somebody into a course, or change their role there. Boards show the nickname; a random one by default."""
+    """Put somebody into a course, or change their role there. Boards show a random nickname until they choose one."""
     found = enrollment_of(session, course_id=course_id, user_id=user_id)
-    if found is not None:
-        found.role = role
-        if nickname is not None:
-            rename(session, found, nickname)
-        return found
-    taken = set(session.scalars(select(Enrollment.nickname).where(Enrollment.course_id == course_id)))
-    if nickname is not None and nickname in taken:
-        raise UserError(f"{nickname!r} is taken in this course; choose another nickname.")
-    found = Enrollment(course_id=course_id, user_id=user_id, role=role, nickname=nickname or _free_nickname(taken))
-    session.add(found)
+    before = found.role if found else None
+    if found is None:
+        taken = set(session.scalars(select(Enrollment.nickname).where(Enrollment.course_id == course_id)))
+        found = Enrollment(course_id=course_id, user_id=user_id, role=role, nickname=_free_nickname(taken))
+        session.add(found)
+    found.role = role
     session.flush()
+    if before is not role:
+        was = f", who was {before.value}" if before else ""
+        detail = f"user {found.user.name}, course {found.course.slug}: {role.value}{was}"
+        accounts.audit(session, actor_id=actor_id, action="enrol", detail=detail, now=now)
     return found
 
 
@@ -201,6 +215,8 @@ def set_assignment(
     deadline: datetime | Keep | None = Keep.AS_IT_IS,
     late_days: int | Keep = Keep.AS_IT_IS,
     late_percent: float | Keep = Keep.AS_IT_IS,
+    actor_id: int | None = None,
+    now: datetime,
 ) -> CourseAssignment:
     """Set an assignment in a course, or change when and where it is graded. A new one comes last among the course's.
 
@@ -212,10 +228,12 @@ def set_assignment(
     found = session.scalars(
         select(CourseAssignment).where(CourseAssignment.course_id == course_id, CourseAssignment.slug == slug)
     ).one_or_none()
+    is_new = found is None
     if found is None:
         position = len(assignments_of(session, course_id))
         found = CourseAssignment(course_id=course_id, slug=slug, position=position)
         session.add(found)
+        session.flush()
     given = {
         "device": device,
         "opens_at": opens_at,
@@ -223,10 +241,15 @@ def set_assignment(
         "late_days": late_days,
         "late_percent": late_percent,
     }
+    changes = []
     for name, value in given.items():
-        if value is not Keep.AS_IT_IS:
+        if value is not Keep.AS_IT_IS and value != getattr(found, name):
+            changes.append(f"{name} {getattr(found, name)} -> {value}")
             setattr(found, name, value)
     session.flush()
+    if is_new or changes:
+        detail = "; ".join((f"assignment {found.id} ({slug})", *changes))
+        accounts.audit(session, actor_id=actor_id, action="set-assignment", detail=detail, now=now)
     return found
 
 
@@ -297,17 +320,42 @@ def windows_of(session: Session, *, entry: CourseAssignment, assignment: Assignm
 
 
 def grant_extension(
-    session: Session, *, course_assignment_id: int, user_id: int, until: datetime, actor_id: int | None, now: datetime
+    session: Session,
+    *,
+    entry: CourseAssignment,
+    assignment: Assignment,
+    user: User,
+    until: datetime,
+    actor_id: int | None,
+    now: datetime,
 ) -> Extension:
-    """Give one student their own deadline for one assignment, or change it."""
+    """Give one student their own deadline for one assignment, or change it. The common one itself takes it back.
+
+    Raises:
+        UserError: they are not in the course, there is no deadline, or everybody may hand in for longer.
+    """
+    where = session.get_one(Course, entry.course_id).slug
+    if enrollment_of(session, course_id=entry.course_id, user_id=user.id) is None:
+        raise UserError(f"{user.name} is not in {where}; `tilegrade course enrol {where} {user.name}` first.")
+    deadline = window_until(entry, assignment, None).deadline
+    if deadline is None:
+        raise UserError(
+            f"{entry.slug} has no deadline in {where}, so there is nothing to extend. "
+            f"`tilegrade course assign {where} {entry.slug} --deadline DATE` sets one."
+        )
+    if until < deadline:
+        raise UserError(
+            f"Everybody in {where} may hand in {entry.slug} until {deadline:%Y-%m-%d %H:%M:%S} UTC; "
+            f"an extension must end later."
+        )
     found = session.scalars(
-        select(Extension).where(Extension.course_assignment_id == course_assignment_id, Extension.user_id == user_id)
+        select(Extension).where(Extension.course_assignment_id == entry.id, Extension.user_id == user.id)
     ).one_or_none()
     if found is None:
-        found = Extension(course_assignment_id=course_assignment_id, user_id=user_id, until=until)
+        found = Extension(course_assignment_id=entry.id, user_id=user.id, until=until)
         session.add(found)
     found.until = until
-    detail = f"user {user_id}, assignment {course_assignment_id}, until {until.isoformat()}"
+    detail = f"user {user.name}, assignment {entry.id} ({entry.slug}), until {until:%Y-%m-%d %H:%M:%S} UTC"
     accounts.audit(session, actor_id=actor_id, action="grant-extension", detail=detail, now=now)
     session.flush()
     return found
@@ -348,16 +396,14 @@ def seed_demo(session: Session, catalog: Catalog, *, device: str = "cpu", now: d
     # each builds on the one before; what a teacher has added comes last
     places = {slug: place for place, slug in enumerate(_DEMO_ORDER)}
     for slug in sorted(catalog.slugs(), key=lambda slug: places.get(slug, len(places))):
-        try:
-            catalog.load(slug)
-        except AssignmentError:
+        if catalog.find(slug) is None:
             continue  # `tilegrade assignment check` and the staff pages say what is wrong with it
-        set_assignment(session, course_id=course.id, slug=slug, device=device)
+        set_assignment(session, course_id=course.id, slug=slug, device=device, now=now)
     logins = []
     for name, role in (("student", Role.STUDENT), ("instructor", Role.INSTRUCTOR)):
         password = accounts.random_password()
         user = accounts.create_user(session, name=name, password=password, now=now)
-        enrol(session, course_id=course.id, user_id=user.id, role=role)
+        enrol(session, course_id=course.id, user_id=user.id, role=role, now=now)
         logins.append(DemoLogin(name=name, password=password, role=role))
     return logins
 

@@ -128,17 +128,15 @@ def released(grade: Grade) -> Grade:
 
 def not_counted(grade: Grade, reason: str) -> Grade:
     """A held grade of which a person decided that it does not count. What was measured stays to be seen."""
-
-    said = Diagnosis(label="", sentence=f"A person looked at this grade and decided that it does not count: {reason}")
     return dataclasses.replace(
         grade,
-        verdict=Verdict.REFUSED,
+        verdict=Verdict.NOT_COUNTED,
         numerics=dataclasses.replace(grade.numerics, points=0.0),
         memory=dataclasses.replace(grade.memory, points=0.0) if grade.memory else None,
         structure=dataclasses.replace(grade.structure, points=0.0),
         speed=dataclasses.replace(grade.speed, points=0.0) if grade.speed else None,
         score=dataclasses.replace(grade.score, points=0.0),
-        diagnosis=said,
+        diagnosis=Diagnosis(label="", sentence=reason),
     )
 
 
@@ -615,8 +613,8 @@ def _points(value: float) -> float:
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def grade_json(grade: Grade, *, for_staff: bool = True) -> dict[str, Any]:
-    """The grade as one JSON object. Without `for_staff`, hidden probes show name and verdict alone."""
+def grade_json(grade: Grade) -> dict[str, Any]:
+    """The grade as one JSON object, for staff: hidden probes are in it."""
     diagnosis = grade.diagnosis
     return {
         "assignment": grade.assignment,
@@ -632,8 +630,8 @@ def grade_json(grade: Grade, *, for_staff: bool = True) -> dict[str, Any]:
             "withheld": grade.score.withheld,
         },
         "axes": {name: _axis_json(axis) for name, axis in grade.axes.items()},
-        "probes": _probes_json(grade.numerics.cases, for_staff),
-        "diagnosis": _diagnosis_json(diagnosis, for_staff),
+        "probes": [_probe_json(case) for case in grade.numerics.cases],
+        "diagnosis": _diagnosis_json(diagnosis),
     }
 
 
@@ -659,16 +657,6 @@ def _axis_json(axis: AxisGrade) -> dict[str, Any]:
     return {**found, "points": axis.points, "out_of": axis.out_of}
 
 
-def _probes_json(cases: Sequence[CaseGrade], for_staff: bool) -> list[dict[str, Any]]:
-    hidden = itertools.count(1)
-    return [
-        {"name": f"hidden {next(hidden)}", "verdict": case.verdict.value, "hidden": True}
-        if case.hidden and not for_staff
-        else _probe_json(case)
-        for case in cases
-    ]
-
-
 def _probe_json(case: CaseGrade) -> dict[str, Any]:
     found: dict[str, Any] = {"name": case.name, "verdict": case.verdict.value}
     if case.hidden:
@@ -682,18 +670,16 @@ def _probe_json(case: CaseGrade) -> dict[str, Any]:
     return {**found, "points": case.points, "out_of": case.out_of, "required": case.required}
 
 
-def _diagnosis_json(diagnosis: Diagnosis, for_staff: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {
         "label": diagnosis.label,
         "sentence": diagnosis.sentence,
         "hint": diagnosis.hint,
         "step": diagnosis.step,
         "evidence": list(diagnosis.evidence),
         "notes": list(diagnosis.notes),
+        "runner_up": diagnosis.runner_up,
     }
-    if for_staff:
-        found["runner_up"] = diagnosis.runner_up
-    return found
 
 
 def _rounded(value: float | None) -> float | None:

@@ -99,8 +99,8 @@ class User(Base):
     name: Mapped[str] = mapped_column(String(64), unique=True)
     password_hash: Mapped[str] = mapped_column(String(255))
     is_staff: Mapped[bool] = mapped_column(default=False)
-    active: Mapped[bool] = mapped_column(default=True)
-    session_epoch: Mapped[int] = mapped_column(default=0)  # goes up with a new password: older cookies end
+    active: Mapped[bool] = mapped_column(default=True)  # False: the account is closed
+    session_epoch: Mapped[int] = mapped_column(default=0)  # when it goes up, older cookies end
     created_at: Mapped[datetime]
 
 

@@ -5,6 +5,9 @@
                  '-- give_up, lapsed -----+--> FAULTED after three lost attempts
 
 `attempt` is the fence: it goes up with every claim, and a worker writes only where it still equals the one it claimed.
+
+What has a `Result` has a grade, whatever its state. The grade counts while the file is measured again, only `record`
+replaces it, and where nothing comes of it (`give_up`, a lapsed lease, `cancel`) the submission is DONE as it was.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import median
-from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -24,8 +26,11 @@ from sqlalchemy import (
     Select,
     Update,
     and_,
+    case,
     delete,
     func,
+    literal,
+    null,
     or_,
     select,
     update,
@@ -49,7 +54,10 @@ WORKER_GONE_AFTER = timedelta(seconds=60)
 FORGET_WORKER_AFTER = timedelta(days=1)
 GRADINGS_OF_LATE = 25  # that an estimate of the next one's time is made from
 
-# while nobody examines it
+_ON_THEIR_WAY = (State.QUEUED, State.RUNNING)
+_HAS_GRADE = select(Result.submission_id).where(Result.submission_id == Submission.id).correlate(Submission).exists()
+# with an outer join of Result: what staff have measured again is no burden of the student's
+_NOT_GRADED_YET = and_(Submission.state.in_(_ON_THEIR_WAY), Result.submission_id.is_(None))
 MAX_STAGES_TEXT = 240
 MAX_REASON = 2000
 
@@ -193,8 +201,8 @@ def allowance(
     refusal, next_at = "", None
     if attempts and used >= attempts:
         refusal = f"You have used all {attempts} attempts for this assignment. Ask your instructor for more."
-    mine = select(func.count(Submission.id)).where(Submission.user_id == user_id)
-    on_their_way = session.scalar(mine.where(Submission.state.in_((State.QUEUED, State.RUNNING)))) or 0
+    mine = select(func.count(Submission.id)).outerjoin(Result).where(Submission.user_id == user_id)
+    on_their_way = session.scalar(mine.where(_NOT_GRADED_YET)) or 0
     if not refusal and on_their_way >= settings.max_waiting_per_student:
         refusal = (
             f"{on_their_way} of your submissions are not graded yet. Wait for one to finish, or cancel one, "
@@ -225,10 +233,7 @@ def _too_fast(session: Session, user_id: int, settings: Settings, now: datetime)
 
 def attempts_used(session: Session, *, user_id: int, course_assignment_id: int) -> int:
     """Hand-ins that count against the assignment's limit: grades that are not provisional, and those on their way."""
-    counts = or_(
-        Submission.state.in_((State.QUEUED, State.RUNNING)),
-        and_(Submission.state == State.DONE, Result.provisional.is_(False)),
-    )
+    counts = or_(_NOT_GRADED_YET, Result.provisional.is_(False))
     return (
         session.scalar(
             select(func.count(Submission.id))
@@ -338,12 +343,11 @@ def give_up(
         final: trying again cannot help, e.g. because the assignment's folder is wrong.
 
     Returns:
-        Where it went: QUEUED, or FAULTED after too many lost attempts. None when it was no longer ours.
+        Where it went: QUEUED; after too many lost attempts FAULTED, or DONE with the grade that it had before. None
+        when it was no longer ours.
     """
-    lost = session.scalar(select(Submission.lost_attempts).where(Submission.id == job.submission_id)) or 0
-    state = State.FAULTED if final or lost + 1 >= max_lost_attempts else State.QUEUED
-    values = _lost_values(note, state, now)
-    return state if _write(session, _ours(job).values(**values)) else None
+    most = 1 if final else max_lost_attempts
+    return next(iter(_lose(session, _ours(job), note=note, now=now, max_lost_attempts=most)), None)
 
 
 def hand_back(session: Session, job: Job) -> bool:
@@ -362,30 +366,53 @@ def sweep(session: Session, *, now: datetime, max_lost_attempts: int = 3) -> lis
     return sorted(session.scalars(select(Submission.device).where(Submission.state == State.QUEUED).distinct()))
 
 
-def cancel(session: Session, submission_id: int, *, actor_id: int | None, now: datetime) -> bool:
-    """Withdraw a submission that is not graded yet; False when it is too late."""
-    cancelled = (
+def cancel(
+    session: Session, submission_id: int, *, for_staff: bool = False, actor_id: int | None, now: datetime
+) -> State | None:
+    """Withdraw a submission that is not graded yet, or stop measuring again one that is.
+
+    Args:
+        for_staff: may stop what is measured again; a student may not undo what staff look into.
+
+    Returns:
+        CANCELLED; DONE where it keeps the grade that it had; None when it is too late, or not for them to stop.
+    """
+    stopped = (
         update(Submission)
-        .where(Submission.id == submission_id, Submission.state.in_((State.QUEUED, State.RUNNING)))
-        .values(state=State.CANCELLED, finished_at=now, lease_until=None, stages=None)
+        .where(Submission.id == submission_id, Submission.state.in_(_ON_THEIR_WAY))
+        .values(
+            state=case((_HAS_GRADE, _state(State.DONE)), else_=_state(State.CANCELLED)),
+            finished_at=now,
+            lease_until=None,
+            stages=None,
+            fault_note=None,
+        )
+        .returning(Submission.state)
     )
-    if not _write(session, cancelled):
-        return False
-    accounts.audit(session, actor_id=actor_id, action="cancel", submission_id=submission_id, now=now)
-    return True
+    if not for_staff:
+        stopped = stopped.where(~_HAS_GRADE)
+    state = session.scalar(stopped.execution_options(synchronize_session="fetch"))
+    if state is not None:
+        accounts.audit(session, actor_id=actor_id, action="cancel", submission_id=submission_id, now=now)
+    return state
 
 
-def run_again(session: Session, submission_id: int, *, actor_id: int | None, now: datetime) -> bool:
-    """Queue a finished submission for new measurements; False when it is on its way already."""
+def run_again(session: Session, submission_id: int, *, actor_id: int | None, now: datetime) -> str | None:
+    """Queue a finished submission for new measurements; the grade that it has counts until they are there.
+
+    Returns:
+        The kind of device that it waits for: ring for it. None when it is on its way already, or does not exist.
+    """
     again = (
         update(Submission)
-        .where(Submission.id == submission_id, Submission.state.in_((State.DONE, State.FAULTED, State.CANCELLED)))
+        .where(Submission.id == submission_id, Submission.state.not_in(_ON_THEIR_WAY))
         .values(state=State.QUEUED, queued_at=now, lost_attempts=0, finished_at=None, fault_note=None)
+        .returning(Submission.device)
     )
-    if not _write(session, again):
-        return False
-    accounts.audit(session, actor_id=actor_id, action="run-again", submission_id=submission_id, now=now)
-    return True
+    device = session.scalar(again.execution_options(synchronize_session="fetch"))
+    if device is not None:
+        accounts.audit(session, actor_id=actor_id, action="run-again", submission_id=submission_id, now=now)
+    return device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -485,6 +512,15 @@ def find(session: Session, submission_id: int) -> Submission | None:
     ).one_or_none()
 
 
+def slug_of(session: Session, submission_id: int) -> str:
+    """The assignment that a submission is for. Raises UserError when there is no such submission."""
+    query = select(CourseAssignment.slug).join(Submission).where(Submission.id == submission_id)
+    slug = session.scalar(query)
+    if slug is None:
+        raise UserError(f"There is no submission {submission_id}.")
+    return slug
+
+
 def graded(session: Session, *, slug: str) -> list[int]:
     """Ids of every submission with a result, for that assignment in any course, oldest first."""
     return list(
@@ -563,17 +599,19 @@ class Outlook:
 def outlook(session: Session, device: str, *, now: datetime) -> Outlook:
     """How long the queue of a device is, and how fast it moves. Three statements."""
     per_state = select(Submission.state, func.count(Submission.id)).where(
-        Submission.device == device, Submission.state.in_((State.QUEUED, State.RUNNING))
+        Submission.device == device, Submission.state.in_(_ON_THEIR_WAY)
     )
     n_in = {row[0]: row[1] for row in session.execute(per_state.group_by(Submission.state))}
     # by queued_at, which has an index with state and device; the latest of all is near enough
     of_late = session.execute(
-        select(Submission.started_at, Submission.finished_at)
-        .where(Submission.state == State.DONE, Submission.device == device)
+        select(Submission.started_at, Result.measured_at)
+        .join(Submission.result)
+        # an attempt that came to nothing says nothing of how long one takes
+        .where(Submission.state == State.DONE, Submission.device == device, Submission.attempt == Result.attempt)
         .order_by(Submission.queued_at.desc())
         .limit(GRADINGS_OF_LATE)
     )
-    took_s = [(row.finished_at - row.started_at).total_seconds() for row in of_late if row.started_at]
+    took_s = [(row.measured_at - row.started_at).total_seconds() for row in of_late if row.started_at]
     serving = session.scalars(
         select(Worker.device).where(
             or_(Worker.device == device, Worker.device.startswith(f"{device}:")),
@@ -714,23 +752,32 @@ def _in_line(device: str, now: datetime) -> Select[int]:
 
 
 def _take_back_lapsed(session: Session, *, now: datetime, max_lost_attempts: int) -> None:
-    lapsed = and_(Submission.state == State.RUNNING, Submission.lease_until < now)
-    note = "its worker stopped reporting"
-    spent: ColumnElement[bool] = Submission.lost_attempts + 1 >= max_lost_attempts
-    for state, which in ((State.FAULTED, and_(lapsed, spent)), (State.QUEUED, lapsed)):
-        _write(session, update(Submission).where(which).values(**_lost_values(note, state, now)))
+    lapsed = update(Submission).where(Submission.state == State.RUNNING, Submission.lease_until < now)
+    _lose(session, lapsed, note="its worker stopped reporting", now=now, max_lost_attempts=max_lost_attempts)
 
 
-def _lost_values(note: str, state: State, now: datetime) -> dict[str, Any]:
-    """Columns of a submission whose attempt was lost. It keeps its `queued_at`: it does not wait at the end again."""
-    return {
-        "state": state,
-        "lost_attempts": Submission.lost_attempts + 1,
-        "lease_until": None,
-        "finished_at": now if state is State.FAULTED else None,
-        "stages": None,
-        "fault_note": plain(note, 2000),  # it may quote what a sandbox said, and no database takes a NUL or a surrogate
-    }
+def _lose(session: Session, which: Update, *, note: str, now: datetime, max_lost_attempts: int) -> list[State]:
+    """Take these back from their worker; where each went. They keep `queued_at`: they do not wait at the end again."""
+    note = plain(note, 2000)  # it may quote what a sandbox said, and no database takes a NUL or a surrogate
+    again = Submission.lost_attempts + 1 < max_lost_attempts
+    lost = which.values(
+        state=case((again, _state(State.QUEUED)), (_HAS_GRADE, _state(State.DONE)), else_=_state(State.FAULTED)),
+        lost_attempts=Submission.lost_attempts + 1,
+        lease_until=None,
+        finished_at=case((again, null()), else_=literal(now, Submission.finished_at.type)),
+        stages=None,
+        fault_note=note,
+    ).returning(Submission.id, Submission.state)
+    rows = session.execute(lost.execution_options(synchronize_session="fetch")).all()
+    for row in rows:
+        if row.state is not State.QUEUED:
+            accounts.audit(session, actor_id=None, action="give-up", submission_id=row.id, detail=note, now=now)
+    return [row.state for row in rows]
+
+
+def _state(state: State) -> ColumnElement[State]:
+    """The state as a value within an expression."""
+    return literal(state, Submission.state.type)
 
 
 def _ours(job: Job) -> Update:

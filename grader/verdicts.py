@@ -22,6 +22,7 @@ class Verdict(enum.StrEnum):
     LIMIT = "limit"  # time, memory, output, processes, scratch space
     REFUSED = "refused"  # a rule broken openly
     HELD = "held"  # a person looks at it before it counts
+    NOT_COUNTED = "not_counted"  # and decided that it does not
 
 
 class AxisVerdict(enum.StrEnum):

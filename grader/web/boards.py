@@ -13,7 +13,7 @@ from grader import boards, course
 from grader.boards import Lineup
 from grader.deadlines import Standing
 from grader.figures import Bar, BarChart, Level, Whose
-from grader.models import Board, CourseAssignment, Enrollment, Role, State, Submission
+from grader.models import Board, CourseAssignment, Enrollment, Role, Submission
 from grader.web import lists
 from grader.web.house import house, utc_now
 from grader.web.security import assignment_or_404, instructor_or_404, viewer
@@ -131,11 +131,8 @@ def _page(course_slug: str, slug: str, *, error: str = "", nickname: str = "", t
         window = course.window(db, entry=entry, assignment=assignment, user_id=viewer().id)
         own = lists.own_submissions(db, entry_id=entry.id, user_id=viewer().id)
         counted = boards.counted(own, window)
-        trend = [
-            (row, window.at(row.submitted_at))
-            for row in own
-            if row.state is State.DONE and row.result and row.result.verdict != "held"
-        ][:TREND]
+        graded = [row for row in own if row.result and row.result.verdict != "held"]
+        trend = [(row, window.at(row.submitted_at)) for row in graded[:TREND]]
         charts = _trend_charts(trend)
         page = lists.cut(range(shown.lineup.total), page=request.args.get("page", 1, int), per_page=PER_PAGE)
         return render_template(

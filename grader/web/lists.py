@@ -100,7 +100,11 @@ def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> Hom
 
     def tile(entry: CourseAssignment, teaches: bool) -> AssignmentTile:
         own = [row for row in mine if row.course_assignment_id == entry.id]
-        assignment, trouble = _loaded(catalog, entry.slug)
+        assignment, trouble = None, ""
+        try:
+            assignment = catalog.load(entry.slug)
+        except AssignmentError as exc:
+            trouble = str(exc)
         window = window_until(entry, assignment, extensions.get(entry.id))
         closed = "Closed at the moment." if trouble or entry.closed_reason else ""
         best = boards.counted(own, window)
@@ -125,7 +129,7 @@ def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> Hom
         for course in courses
     )
     tiles = {tile.entry.id: tile for group in found for tile in group.tiles}
-    graded = sorted((row for row in mine if row.state is State.DONE), key=lambda row: -row.id)[:HOME_REPORTS]
+    graded = sorted((row for row in mine if row.result is not None), key=lambda row: -row.id)[:HOME_REPORTS]
     return Home(
         courses=found,
         due=_due(found),
@@ -138,7 +142,7 @@ def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> Hom
 
 def late_text(row: Submission, window: Window) -> str:
     """What the points of a late hand-in count, in words; empty for one in time, at no cost, or without a grade."""
-    if row.state is not State.DONE or row.result is None or row.result.verdict == "held":
+    if row.result is None or row.result.verdict == "held":
         return ""
     return window.at(row.submitted_at).counted_text(row.result.points)
 
@@ -157,7 +161,7 @@ def late_texts(db: Session, rows: Sequence[Submission], catalog: Catalog) -> dic
     for row in priced:
         entry = row.course_assignment
         own = until.get((entry.id, row.user_id))
-        found[row.id] = late_text(row, window_until(entry, loaded(catalog, entry.slug), own))
+        found[row.id] = late_text(row, window_until(entry, catalog.find(entry.slug), own))
     return {number: text for number, text in found.items() if text}
 
 
@@ -190,7 +194,7 @@ def submissions(db: Session, *, course_id: int, page: int, slug: str = "", stude
     Args:
         slug: of an assignment.
         student: part of a name.
-        what: a state or a verdict; anything else finds nothing.
+        what: a state or a verdict; anything else finds nothing. What is measured again has both.
     """
     entries = select(CourseAssignment.id).where(CourseAssignment.course_id == course_id)
     if slug:
@@ -201,7 +205,7 @@ def submissions(db: Session, *, course_id: int, page: int, slug: str = "", stude
     if what in set(State) - {State.DONE}:
         wanted = wanted.where(Submission.state == State(what))
     elif what:
-        wanted = wanted.join(Submission.result).where(Submission.state == State.DONE, Result.verdict == what)
+        wanted = wanted.join(Submission.result).where(Result.verdict == what)
     total = db.scalar(select(func.count()).select_from(wanted.subquery())) or 0
     n_pages = max(1, -(-total // PER_PAGE))
     number = min(max(1, page), n_pages)
@@ -245,17 +249,5 @@ def cut(rows: Sequence[Any], *, page: int, per_page: int = PER_PAGE) -> Page:
 
 def title_of(catalog: Catalog, slug: str) -> str:
     """The assignment's title; its slug where the folder does not load."""
-    found = loaded(catalog, slug)
+    found = catalog.find(slug)
     return found.title if found else slug
-
-
-def loaded(catalog: Catalog, slug: str) -> Assignment | None:
-    """The assignment, or None where its folder does not load."""
-    return _loaded(catalog, slug)[0]
-
-
-def _loaded(catalog: Catalog, slug: str) -> tuple[Assignment | None, str]:
-    try:
-        return catalog.load(slug), ""
-    except AssignmentError as exc:
-        return None, str(exc)

@@ -18,7 +18,7 @@ from grader.errors import AssignmentError
 from grader.figures import BarChart, Chart, HeatMap, LineChart, is_empty
 from grader.judging import judge
 from grader.measurement import Examination
-from grader.models import Result, State, Submission
+from grader.models import Result, Submission
 from grader.report import report
 from grader.sections import Report
 from grader.submissions import decided
@@ -53,7 +53,7 @@ def report_of(
         wait_s: how long to wait for charts that were never drawn before.
     """
     result = row.result
-    if row.state is not State.DONE or result is None:
+    if result is None:
         return Shown()
     try:
         assignment = catalog.load(row.course_assignment.slug)
@@ -106,15 +106,12 @@ def source_html(source: str, shelf: Shelf) -> Markup:
 
 def _edition(row: Submission, catalog: Catalog, for_staff: bool) -> Hashable:
     """Everything that a report depends on; None while there is none."""
-    if row.state is not State.DONE or row.result is None:
-        return None
-    try:
-        digest = catalog.load(row.course_assignment.slug).digest
-    except AssignmentError:
+    assignment = catalog.find(row.course_assignment.slug)
+    if row.result is None or assignment is None:
         return None
     # measurements are written together with these, never without
     columns = [column.key for column in inspect(Result).column_attrs if not column.deferred]
-    return ("report", row.id, digest, for_staff, *(getattr(row.result, name) for name in columns))
+    return ("report", row.id, assignment.digest, for_staff, *(getattr(row.result, name) for name in columns))
 
 
 @lru_cache(maxsize=32)

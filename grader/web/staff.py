@@ -88,11 +88,11 @@ def rejudge(submission_id: int) -> Response:
 def run_again(submission_id: int) -> Response:
     """Queue it for new measurements."""
     with house().database.write() as db:
-        device = _taught_or_404(db, submission_id).device
-        queued = submissions.run_again(db, submission_id, actor_id=viewer().id, now=utc_now())
-    if queued:
+        _taught_or_404(db, submission_id)
+        device = submissions.run_again(db, submission_id, actor_id=viewer().id, now=utc_now())
+    if device:
         house().ring(device)
-    flash("It is in the queue again." if queued else "It is on its way already.", "good" if queued else "warn")
+    flash("It is in the queue again." if device else "It is on its way already.", "good" if device else "warn")
     return _back(submission_id)
 
 
@@ -121,21 +121,6 @@ def _decide(submission_id: int, *, release: bool, done: str) -> Response:
             now=utc_now(),
         )
     flash(done if changed else "There is nothing to decide here.", "good" if changed else "warn")
-    return _back(submission_id)
-
-
-@bp.post("/submissions/<int:submission_id>/cancel")
-def cancel(submission_id: int) -> Response:
-    """Withdraw a submission that is not graded yet: one's own, or one of a course that one teaches."""
-    with house().database.write() as db:
-        row = lists.submission(db, submission_id)
-        if row is None or not (row.user_id == viewer().id or viewer().teaches_in(row.course_assignment.course_id)):
-            abort(404)
-        withdrawn = submissions.cancel(db, submission_id, actor_id=viewer().id, now=utc_now())
-    flash(
-        "Withdrawn. It does not count." if withdrawn else "Too late to withdraw it: it is no longer waiting.",
-        "good" if withdrawn else "warn",
-    )
     return _back(submission_id)
 
 

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from sqlalchemy.orm import Session
 from werkzeug.wrappers import Response as AnyResponse
 
-from grader import submissions
+from grader import accounts, submissions
 from grader.models import State, Submission, User
 from grader.web import lists, words
 from grader.web.assignments import assignment_page
@@ -37,6 +37,7 @@ bp = Blueprint("submissions", __name__)
 STREAM_S = 25.0  # then the browser comes back for another; a forgotten tab must not hold a thread for ever
 LOOK_EVERY_S = 0.5
 KEEP_ALIVE_S = 5.0
+MAX_TRAIL = 50  # acts on one submission that its page lists
 
 
 @bp.post("/c/<course_slug>/<slug>/submissions")
@@ -85,13 +86,14 @@ def show(submission_id: int) -> str:
             own=row.user_id == viewer().id,
             news=_news(db, row, now=now),
             under_way=under_way,
-            report=""
-            if under_way
-            else report_html(row, here.catalog, here.gallery, here.shelf, for_staff=teaches, late=_late(db, row)),
+            report=report_html(row, here.catalog, here.gallery, here.shelf, for_staff=teaches, late=_late(db, row))
+            if row.result or not under_way
+            else "",
             source=source_html(row.source, here.shelf),
             n_lines=count_lines(row.source),
             word=words.state_of(row, row.result),
             title=lists.title_of(here.catalog, row.course_assignment.slug),
+            trail=accounts.trail(db, submission_id=row.id, limit=MAX_TRAIL) if teaches else (),
         )
 
 
@@ -140,7 +142,24 @@ def facts(submission_id: int) -> str:
         row = _visible_or_404(db, submission_id, viewer(), whole=False)
         instructor_or_404(row.course_assignment.course_id)
         under_way = row.state in (State.QUEUED, State.RUNNING)
-        return render_template("_staff_facts.html", submission=row, under_way=under_way)
+        trail = accounts.trail(db, submission_id=row.id, limit=MAX_TRAIL)
+        return render_template("_staff_facts.html", submission=row, under_way=under_way, trail=trail)
+
+
+@bp.post("/submissions/<int:submission_id>/cancel")
+def cancel(submission_id: int) -> AnyResponse:
+    """Withdraw a submission that is not graded yet; or, as its instructor, stop measuring again one that is."""
+    with house().database.write() as db:
+        row = _visible_or_404(db, submission_id, viewer(), whole=False)
+        teaches = viewer().teaches_in(row.course_assignment.course_id)
+        state = submissions.cancel(db, submission_id, for_staff=teaches, actor_id=viewer().id, now=utc_now())
+    if state is State.CANCELLED:
+        flash("Withdrawn. It does not count.", "good")
+    elif state is State.DONE:
+        flash("It is not measured again. Its grade stands.", "good")
+    else:
+        flash("Too late to withdraw it: it is graded, or no longer waiting.", "warn")
+    return redirect(url_for("submissions.show", submission_id=submission_id), code=303)
 
 
 @bp.get("/submissions/<int:submission_id>/source.py")
@@ -205,9 +224,9 @@ def _news(db: Session, row: Submission, *, now: datetime) -> dict[str, object]:
     if row.state is State.QUEUED:
         place = submissions.place_in_queue(db, row.id, now=now)
         outlook = submissions.outlook(db, row.device, now=now)
-    assignment = lists.loaded(house().catalog, row.course_assignment.slug)
+    assignment = house().catalog.find(row.course_assignment.slug)
     return {
-        "line": words.live_line(row, place, outlook, assignment),
+        "line": words.live_line(row, place, outlook, assignment, now=now),
         "steps": render_template("_steps.html", steps=words.steps(row, assignment)),
         "headline": words.state_of(row, row.result).text,
         "stamp": f"{row.state} {row.attempt}",  # when it changes, what staff see of its handling has

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from grader.assignment import Assignment
 from grader.models import Result, State, Submission
@@ -51,6 +52,7 @@ _VERDICTS = {
     "limit": Word("bad", "Over a limit"),
     "refused": Word("bad", "Refused"),
     "held": Word("mute", "Being checked"),
+    "not_counted": Word("mute", "Does not count"),
 }
 _AXES = {
     "pass": Word("good", "Pass"),
@@ -82,8 +84,8 @@ def axis_of(verdict: str) -> Word:
 
 
 def state_of(submission: Submission, result: Result | None) -> Word:
-    """Where a submission stands, in one word: its verdict once it has one."""
-    if submission.state is State.DONE and result is not None:
+    """Where a submission stands, in one word: its verdict once it has one, also while it is measured again."""
+    if result is not None:
         return verdict_of(result.verdict)
     return _STATES.get(submission.state, Word("busy", "Grading"))
 
@@ -146,24 +148,40 @@ def live_line(
     place: int | None,
     outlook: Outlook | None = None,
     assignment: Assignment | None = None,
+    *,
+    now: datetime | None = None,
 ) -> str:
-    """One sentence about a submission that is on its way.
+    """One sentence or two about a submission that is on its way.
 
     Args:
         place: 1 for the next to be taken.
         outlook: how busy its queue is; only for one that waits.
+        now: to notice that its worker no longer says anything.
     """
+    if submission.state is State.QUEUED and submission.lost_attempts:
+        return f"{_LOST} {_in_line(place, outlook)}"
     if submission.state is State.QUEUED:
-        if outlook is not None and not outlook.n_workers:
-            return "Queued. No worker is running just now; it will be graded as soon as one is."
-        wait_s = outlook.wait_s(place - 1) if outlook is not None and place else None
-        when = f", graded in {about(wait_s)}" if wait_s is not None else ""
-        if place == 1:
-            return f"Queued. Yours is next{when}."
-        return f"Queued. Yours is number {place} in line{when}." if place else "Queued."
+        return _in_line(place, outlook)
     if submission.state is State.RUNNING:
+        if now is not None and submission.lease_until is not None and submission.lease_until < now:
+            return f"{_LOST} Nothing for you to do."
         parts = under_way(submission, assignment)
-        again = f" This is attempt {submission.attempt}." if submission.attempt > 1 else ""
+        again = f" This is attempt {submission.attempt}" if submission.attempt > 1 else ""
+        if again:
+            again += ": a worker stopped before it was done." if submission.lost_attempts else "."
         return f"Grading: {parts}.{again}" if parts else f"Grading.{again}"
     word = _STATES.get(submission.state)
     return word.sentence if word else "Graded. The report is below."
+
+
+_LOST = "Its worker stopped before it was done. It is tried again, and costs you neither points nor an attempt."
+
+
+def _in_line(place: int | None, outlook: Outlook | None) -> str:
+    if outlook is not None and not outlook.n_workers:
+        return "Queued. No worker is running just now; it will be graded as soon as one is."
+    wait_s = outlook.wait_s(place - 1) if outlook is not None and place else None
+    when = f", graded in {about(wait_s)}" if wait_s is not None else ""
+    if place == 1:
+        return f"Queued. Yours is next{when}."
+    return f"Queued. Yours is number {place} in line{when}." if place else "Queued."

@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import io
+import re
 
 import pytest
 from judging_facts import (
@@ -20,7 +21,7 @@ from judging_facts import (
 from rich.console import Console
 
 from grader.figures import Bar, BarChart, HeatMap, Level, LineChart, Series, Whose
-from grader.judging import judge
+from grader.judging import judge, not_counted
 from grader.measurement import (
     Ceilings,
     CompiledKernel,
@@ -40,7 +41,7 @@ from grader.measurement import (
     TorchOp,
 )
 from grader.report import report
-from grader.sections import Command, Table, TextBlock
+from grader.sections import Command, Kind, Table, TextBlock
 from grader.terminal import bar_plot, heat_plot, line_plot, print_report
 from grader.wording import Hostile, points_text
 
@@ -53,9 +54,10 @@ def report_of(assignment=ASSIGNMENT, *runs, for_staff=False, **changes):
     return report(assignment, examination, judge(assignment, examination), for_staff=for_staff)
 
 
-def printed(found, width=100):
+def printed(found, width=100, *, whole=True):
     stream = io.StringIO()
-    print_report(found, Console(file=stream, width=width, force_terminal=False, color_system=None))
+    console = Console(file=stream, width=width, force_terminal=False, color_system=None)
+    print_report(found, console, whole=whole)
     return stream.getvalue()
 
 
@@ -68,14 +70,23 @@ def texts_of(found):
         for block in section.blocks:
             yield block.title
             if isinstance(block, Table):
-                yield from block.columns
-                yield from (cell for row in block.rows for cell in row if isinstance(cell, str))
+                yield from names_of(block)
+                yield from (part for row in block.rows for cell in row for part in parts_of(cell))
             if isinstance(block, LineChart):
                 yield from (series.name for series in block.series)
             if isinstance(block, BarChart):
                 yield from (bar.name for bar in block.bars)
             if isinstance(block, Command):
                 yield block.text
+
+
+def names_of(table):
+    return [column.name for column in table.columns]
+
+
+def parts_of(cell):
+    """The texts of a cell that are ours."""
+    return () if isinstance(cell, Hostile) else (cell,) if isinstance(cell, str) else cell
 
 
 def block_of(found, key, kind, title=""):
@@ -171,10 +182,10 @@ def test_a_failing_probe_shows_error_limit_and_map():
     assert row[1:] == (
         "what tail tries",
         "fail: wrong values",
-        "o 4.0e-01, lse 3.0e-07",
-        "2.2e-05",
+        ("o 4.0e-01", "lse 3.0e-07"),
+        ("2.2e-05",),
         "o[0, 3, 5]: 0.25, not 0.125",
-        "0 of 1",
+        ("0 of 1",),
     )
     assert block_of(found, "numerics", HeatMap).values == ((0.25, None), (0.0, 1e-3))
 
@@ -183,9 +194,23 @@ def test_the_diagnosis_comes_with_hint_step_and_evidence():
     bad = ["tail", "key-tail"]
     bank = (mistake("tail-unmasked", bad, [one.name for one in ASSIGNMENT.cases]),)
     found = report_of(ASSIGNMENT, *(wrong(name, ASSIGNMENT) for name in bad), mistakes=bank)
-    said = found.section("diagnosis").sentences
+    said = found.section("diagnosis")
     assert found.fault == "tail-unmasked"
-    assert said[1:3] == ("Hint: look at tail-unmasked", "The step to look at: the step of tail-unmasked")
+    assert (said.hint, said.step) == ("look at tail-unmasked", "the step of tail-unmasked")
+    assert "Hint: look at tail-unmasked\nThe step to look at: the step of tail-unmasked\n" in printed(found)
+
+
+@pytest.mark.parametrize("slug", ["flash-attention-forward", "flash-attention", "online-softmax"])
+def test_a_named_fault_leads_to_the_heading_of_the_handout_that_explains_it(slug):
+    assignment = assignment_of(slug)
+    for fault, heading in assignment.explained.items():
+        assert f"\n## {heading}\n" in assignment.handout, fault
+    name = assignment.cases[0].name
+    bank = (mistake("wrong-logsumexp", [name], [one.name for one in assignment.cases]),)
+    found = report_of(assignment, wrong(name, assignment), mistakes=bank)
+    assert found.section("diagnosis").explained == assignment.explained.get("wrong-logsumexp", "")
+    said = f"The handout explains it under “{found.section('diagnosis').explained}”."
+    assert (said in printed(found)) is ("wrong-logsumexp" in assignment.explained)
 
 
 def test_bytes_and_launches_are_drawn_beside_the_naive_chain():
@@ -236,10 +261,10 @@ def test_bytes_of_a_forward_beside_the_least_of_both_ways_are_told_as_that(slug)
     assignment = assignment_of(slug)
     both = any(output.gradient for output in assignment.outputs)
     structure = report_of(assignment).section("structure")
-    assert structure.asked.endswith(" of forward and backward") is both
-    assert structure.measured.startswith("1 launch and 1.02 times the least bytes" + " in the forward" * both)
-    told = [s for s in structure.sentences if "the least possible and the naive chain are forward and backward" in s]
-    assert len(told) == both
+    assert structure.asked.endswith(" of a whole step, forward and backward") is both
+    how = "1 launch in the forward and 1.02 times the least bytes of a whole step"
+    assert structure.measured == (how if both else "1 launch and 1.02 times the least bytes")
+    assert ("the limit keeps the forward from moving more than the step needs" in " ".join(structure.sentences)) is both
 
 
 @pytest.mark.parametrize("slug", ["flash-attention", "flash-attention-forward", "fused-bias-dropout-layernorm"])
@@ -259,7 +284,7 @@ def test_what_a_probe_weighs_is_not_called_points_of_the_axis(slug):
     assignment = assignment_of(slug)
     found = report_of(assignment)
     table = block_of(found, "numerics", Table, "Probes")
-    assert table.columns[-1] == "weight"
+    assert table.columns[-1].name == "weight"
     said = f"share out the {points_text(assignment.points['numerics'])} points of this axis."
     assert sum(said in sentence for sentence in found.section("numerics").sentences) == 1
 
@@ -397,8 +422,8 @@ def test_provenance_tells_the_gpus_clocks_and_what_slowed_it():
 def test_times_by_the_files_own_events_stand_beside_ours():
     seen = timing(6.0, student_events_ms=(1.98, 1.99, 2.0), **HEADLINE)
     table = block_of(report_of(**{**ON_GPU, "timings": (seen,)}), "speed", Table, "Times")
-    assert table.rows[0][table.columns.index("your CUDA events")] == "1.990 ms"
-    assert "your CUDA events" not in block_of(report_of(**ON_GPU), "speed", Table, "Times").columns
+    assert table.rows[0][names_of(table).index("your CUDA events")] == "1.990 ms"
+    assert "your CUDA events" not in names_of(block_of(report_of(**ON_GPU), "speed", Table, "Times"))
 
 
 def test_speed_is_told_with_its_interval():
@@ -441,6 +466,20 @@ def test_a_held_grade_is_told_in_neutral_words():
     staff = report_of(evidence=(Evidence(kind="clock", message="time.perf_counter was replaced"),), for_staff=True)
     assert "perf_counter" in printed(staff)
     assert "Released, the verdict is full." in " ".join(staff.section("staff").sentences)
+
+
+@pytest.mark.parametrize("runs", [(), (wrong("random", ASSIGNMENT),)], ids=["right", "wrong"])
+def test_a_grade_that_a_person_does_not_count_accuses_nobody_and_gives_the_reason(runs):
+    """Staff wrote why; no word of ours stands beside it."""
+    examination = with_probe(examination_of(ASSIGNMENT, evidence=(Evidence(kind="clock", message="odd"),)), *runs)
+    grade = not_counted(judge(ASSIGNMENT, examination), "Handed in under two names.")
+    found = report(ASSIGNMENT, examination, grade)
+    assert (found.verdict, found.points, found.remarks[0][:11]) == ("not_counted", 0, "Provisional")
+    assert found.headline == "A person looked at this grade and decided that it does not count."
+    diagnosis = found.section("diagnosis")
+    assert (diagnosis.title, diagnosis.sentences) == ("Why it does not count", ("Handed in under two names.",))
+    said = printed(found)
+    assert not [word for word in ("rule", "broken", "What is wrong", "points wait") if word in said]
 
 
 @pytest.mark.parametrize(
@@ -496,7 +535,7 @@ def test_a_hidden_probe_is_one_line_with_its_verdict(run, verdict):
     shown = printed(found)
     assert "secret" not in shown
     assert "0.123" not in shown
-    assert block_of(found, "numerics", Table).rows[1] == ("hidden 1", "", verdict, "", "", "", "")
+    assert [part for part in block_of(found, "numerics", Table).rows[1] if part] == ["hidden 1", verdict]
     staff = printed(report_of(HIDDEN, run, stdout="printed in secret", output_bytes=17, for_staff=True))
     assert "secret (hidden)" in staff
     assert "printed in secret" in staff
@@ -595,8 +634,9 @@ def test_a_terminal_says_all_that_the_page_says(for_staff):
     for section in found.sections:
         cells = [cell for block in section.blocks if isinstance(block, Table) for row in block.rows for cell in row]
         words = [section.title, section.points, section.measured, section.asked, *section.sentences]
-        words += [block.title for block in section.blocks]
-        for text in [*words, *(cell.plain if isinstance(cell, Hostile) else cell for cell in cells)]:
+        words += [section.hint, section.step, section.explained, *(block.title for block in section.blocks)]
+        words += [cell.plain for cell in cells if isinstance(cell, Hostile)]
+        for text in [*words, *(part for cell in cells for part in parts_of(cell))]:
             assert " ".join(text.split()) in shown
 
 
@@ -617,9 +657,64 @@ def test_the_probe_table_breaks_no_name_and_loses_no_points(slug, width):
     shown = printed(report_of(assignment, wrong("random", assignment), for_staff=True), width)
     table = shown[shown.index("\nProbes") :]
     for probe in assignment.cases:
-        row = next(line for line in table.splitlines() if line.startswith(f" {probe.name} "))
+        row = next(line for line in table.splitlines() if line.startswith(f"{probe.name} "))
         assert f"of {probe.points:g}" in row
     assert ("what it tries" in table) is (width == 150)
+
+
+def test_in_short_there_is_what_to_act_on_and_nothing_else():
+    bad = [case.name for case in ASSIGNMENT.cases if not case.required][:7]
+    found = report_of(ASSIGNMENT, *(wrong(name, ASSIGNMENT) for name in bad), **ON_GPU, for_staff=True)
+    shown, whole = printed(found, 80, whole=False), printed(found, 80)
+    assert len(shown.splitlines()) < 60 < len(whole.splitlines())
+    for said in (
+        found.section("diagnosis").sentences[0],
+        f"Probes: 7 of {len(ASSIGNMENT.cases)} do not pass; the first 5",
+    ):
+        assert said in " ".join(shown.split())
+    assert [bool(re.search(rf"^{name} +fail", shown, re.MULTILINE)) for name in bad] == [True] * 5 + [False] * 2
+    for title in ("Where this comes from", "Launches", "Memory against sequence length"):
+        assert (title in shown, title in whole) == (False, True)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_word_of_a_table_is_broken(width):
+    found = report_of(ASSIGNMENT, wrong("random", ASSIGNMENT), **ON_GPU, for_staff=True)
+    shown = set(printed(found, width).replace(",", " ").replace(";", " ").split())
+    tables = [block for section in found.sections for block in section.blocks if isinstance(block, Table)]
+    pairs = [pair for table in tables for row in table.rows for pair in zip(table.columns, row, strict=True)]
+    cells = [part for column, cell in pairs if column.kind is not Kind.ASIDE for part in parts_of(cell)]
+    words = {word for cell in cells for word in cell.replace(",", " ").replace(";", " ").split()}
+    assert len(words) > 100
+    assert {word for word in words if len(word) <= 24} <= shown
+
+
+def test_a_stage_that_was_gone_through_in_parts_is_one_row():
+    parts = tuple(
+        Stage(name=name, seconds=seconds) for name, seconds in (("load", 1.5), ("audit", 1.0), ("load", 0.25))
+    )
+    stages = block_of(report_of(stages=parts), "provenance", Table, "Stages")
+    assert stages.rows == (("load", "1.75"), ("audit", "1.00"))
+
+
+def test_staff_read_which_known_mistakes_the_outputs_resemble_and_how_near():
+    bad, right = ["tail", "key-tail"], [one.name for one in ASSIGNMENT.cases]
+    same = mistake("tail-unmasked", bad, right)
+    far = dataclasses.replace(
+        same, label="far", probes=tuple(dataclasses.replace(p, distance=9.0) for p in same.probes)
+    )
+    near = dataclasses.replace(
+        same,
+        label="near",
+        tile=32,
+        probes=tuple(dataclasses.replace(p, distance=0.3, own_error=0.5) for p in same.probes),
+    )
+    runs = [wrong(name, ASSIGNMENT) for name in bad]
+    found = report_of(ASSIGNMENT, *runs, mistakes=(far, near, same), for_staff=True)
+    assert block_of(found, "staff", Table, "Known mistakes").rows == (
+        ("tail-unmasked", "the same outputs in 2 of 2 wrong probes"),
+        ("near, with a tile of 32", "nearer than the right answer in 2 of 2 wrong probes"),
+    )
 
 
 def test_a_power_law_is_a_straight_line():

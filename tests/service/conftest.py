@@ -123,7 +123,7 @@ class School:
                 session.add(user)
                 session.flush()
                 if role is not None:
-                    course.enrol(session, course_id=self.entry.course_id, user_id=user.id, role=role)
+                    course.enrol(session, course_id=self.entry.course_id, user_id=user.id, role=role, now=NOW)
             self.people[name] = user
         return self.people[name]
 
@@ -165,7 +165,7 @@ class School:
 def school(database: Database, assignment: Assignment, settings: Settings) -> School:
     with database.write() as session:
         made = course.create_course(session, slug="gpu", title="GPU programming", now=NOW)
-        entry = course.set_assignment(session, course_id=made.id, slug=SLUG)
+        entry = course.set_assignment(session, course_id=made.id, slug=SLUG, now=NOW)
     return School(database=database, assignment=assignment, settings=settings, entry=entry)
 
 

@@ -8,10 +8,10 @@ import argon2
 import pytest
 import sqlalchemy as sa
 
-from grader import accounts, course
+from grader import accounts, course, submissions
 from grader.course import Catalog
 from grader.errors import AssignmentError, UserError
-from grader.models import AuditEvent, CourseAssignment, Enrollment, LoginFailure, Role, User
+from grader.models import CourseAssignment, Enrollment, LoginFailure, Role, User
 
 NOW = datetime(2027, 2, 1, 12, 0, tzinfo=UTC)
 PASSWORD = "correct horse battery"
@@ -102,7 +102,56 @@ def test_a_new_password_ends_old_sessions(database, ada, log_in):
     assert log_in() is None
     assert log_in(password="another password").id == ada.id
     with database.read() as session:
-        assert session.scalars(sa.select(AuditEvent.action)).all() == ["set-password"]
+        assert [(event.action, who) for event, who in accounts.trail(session)] == [
+            ("set-password", "ada"),
+            ("add-user", None),
+        ]
+
+
+def test_a_closed_account_lets_nobody_in_and_keeps_what_is_there(school, log_in):
+    submission_id = school.hand_in("ada").submission_id
+    with school.database.write() as session:
+        ada = session.get_one(User, school.user("ada").id)
+        accounts.set_password(session, ada, PASSWORD, actor_id=None, now=NOW)
+        before = ada.session_epoch
+        assert accounts.close(session, ada, actor_id=None, now=NOW)
+        assert not accounts.close(session, ada, actor_id=None, now=NOW)
+        assert ada.session_epoch == before + 1
+    assert log_in() is None
+    with school.database.write() as session:
+        ada = session.get_one(User, school.user("ada").id)
+        assert submissions.find(session, submission_id).user is ada
+        assert accounts.reopen(session, ada, actor_id=None, now=NOW)
+        assert not accounts.reopen(session, ada, actor_id=None, now=NOW)
+        assert ada.session_epoch == before + 1  # a cookie of before stays worthless
+    assert log_in().id == ada.id
+    with school.database.read() as session:
+        told = [(event.action, event.detail) for event, _ in accounts.trail(session, limit=2)]
+    assert told == [("open-user", "user ada"), ("close-user", "user ada")]
+
+
+def test_whoever_changes_a_course_or_a_role_is_on_record(school):
+    with school.database.write() as session:
+        root = User(name="root", password_hash="-", created_at=NOW)
+        session.add(root)
+        session.flush()
+        enrol = {"course_id": school.entry.course_id, "user_id": root.id, "now": NOW}
+        for role, actor in ((Role.STUDENT, None), (Role.STUDENT, None), (Role.INSTRUCTOR, root.id)):
+            course.enrol(session, **enrol, role=role, actor_id=actor)
+        for changes in ({}, {"late_days": 2, "device": "cpu"}, {"late_days": 2}, {"deadline": NOW}):
+            course.set_assignment(session, course_id=school.entry.course_id, slug="doubling", now=NOW, **changes)
+    with school.database.read() as session:
+        told = [(event.action, event.detail, who) for event, who in accounts.trail(session)]
+        assert told == [
+            ("set-assignment", f"assignment 1 (doubling); deadline None -> {NOW}", None),
+            ("set-assignment", "assignment 1 (doubling); late_days 0 -> 2", None),
+            ("enrol", "user root, course gpu: instructor, who was student", "root"),
+            ("enrol", "user root, course gpu: student", None),
+            ("set-assignment", "assignment 1 (doubling)", None),
+            ("create-course", "course gpu", None),
+        ]
+        assert [event.action for event, _ in accounts.trail(session, actor_id=root.id)] == ["enrol"]
+        assert len(accounts.trail(session, limit=3)) == 3
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,6 @@ def test_boards_know_people_by_nickname(school, facts):
     assert ada.name != ada.user_name
 
 
-def test_what_waits_for_new_measurements_is_off_the_board_meanwhile(school, facts):
-    submission_id = school.graded("ada", facts())
-    with school.database.write() as session:
-        submissions.run_again(session, submission_id, actor_id=None, now=NOW)
-    assert leaders(school) == []
-
-
 def test_the_gradebook_has_every_student_with_every_assignment(school, facts):
     school.user("bob")
     best = school.graded("ada", facts(passed=2))
@@ -124,7 +117,9 @@ def late_allowed(school):
     """Due at NOW; two late days at 25 % each."""
     with school.database.write() as session:
         changed = {"deadline": NOW, "late_days": 2, "late_percent": 25.0}
-        school.entry = course.set_assignment(session, course_id=school.entry.course_id, slug="doubling", **changed)
+        school.entry = course.set_assignment(
+            session, course_id=school.entry.course_id, slug="doubling", **changed, now=NOW
+        )
     return school
 
 
@@ -152,8 +147,9 @@ def test_an_extension_takes_the_lateness_back(late_allowed, facts):
     with late_allowed.database.write() as session:
         course.grant_extension(
             session,
-            course_assignment_id=late_allowed.entry.id,
-            user_id=late_allowed.user("ada").id,
+            entry=late_allowed.entry,
+            assignment=late_allowed.assignment,
+            user=late_allowed.user("ada"),
             until=NOW + timedelta(days=3),
             actor_id=None,
             now=NOW,
@@ -337,8 +333,9 @@ def test_the_database_picks_whom_the_rule_would_pick_of_everything(late_allowed,
     with school.database.write() as session:
         course.grant_extension(
             session,
-            course_assignment_id=school.entry.id,
-            user_id=school.user("bob").id,
+            entry=school.entry,
+            assignment=school.assignment,
+            user=school.user("bob"),
             until=extended,
             actor_id=None,
             now=NOW,

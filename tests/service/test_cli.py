@@ -7,17 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import redis
 from click.testing import CliRunner
 from sqlalchemy import select, update
 
-from grader import db, examining, submissions
+from grader import accounts, db, examining, submissions
 from grader.cli import cli
 from grader.db import Database
 from grader.errors import AssignmentError, GraderFault, UserError
-from grader.models import CourseAssignment, Result, State
+from grader.models import CourseAssignment, Result, State, Submission
 
 ROOT = Path(__file__).parents[2]
 OK_FILE = ROOT / "tests" / "corpus" / "online-softmax" / "ok-row-block.py"
@@ -97,8 +99,6 @@ def test_a_file_is_handed_in_and_waits(hand_in, environ):
         (("course", "enrol", "gpu", "eve"), "tilegrade user add eve"),
         (("user", "add", "ada"), "already"),
         (("course", "create", "Not A Slug", "--title", "x"), "lower-case words"),
-        (("rejudge", "7"), "There is no submission 7"),
-        (("run-again", "7"), "Submission 7"),
         (("grade", OK_FILE, "--assignment", "tripling"), "There is no assignment 'tripling'.*there are: doubling"),
         (("grade", OK_FILE, "--assignment", "doubling", "--device", "cuda"), "No GPU can be used"),
         (("grade", OK_FILE, "--assignment", "doubling", "--replay"), "A replay needs a GPU"),
@@ -245,6 +245,82 @@ def test_judging_again_says_what_changed(tilegrade, hand_in, environ, facts, ass
     database.close()
     assert tilegrade("rejudge", submission_id) == f"{submission_id}: wrong 1 -> wrong 40\n1 judged again, 1 changed.\n"
     assert tilegrade("rejudge", "--assignment", "doubling") == "1 judged again, 0 changed.\n"
+
+
+def test_what_cannot_be_judged_again_is_said_and_the_others_are(tilegrade, hand_in, environ, facts, assignment):
+    first, never, last = hand_in(b"x = 1"), hand_in(b"x = 2"), hand_in(b"x = 3")
+    database = Database(environ["TILEGRADE_DATABASE_URL"])
+    with database.write() as session:
+        for _ in range(3):
+            now = submissions.find(session, first).submitted_at
+            job = submissions.claim_next(session, worker="w", device="cpu", now=now, lease=timedelta(hours=1))
+            if job.submission_id != never:
+                submissions.record(session, job, facts(), assignment, now=now)
+    database.close()
+    assert tilegrade("rejudge", first, never, 99, last, status=1).splitlines() == [
+        f"{never}: Submission {never} was not graded yet, so there is nothing to judge again.",
+        "99: There is no submission 99.",
+        "2 judged again, 0 changed.",
+    ]
+    assert tilegrade("rejudge", first, last) == "2 judged again, 0 changed.\n"
+
+
+def test_what_is_measured_again_rings_for_its_own_device_alone(tilegrade, hand_in, environ, broker):
+    """Through a real broker: one bell for each, and nobody else's lease is touched."""
+    environ["TILEGRADE_BROKER_URL"] = broker.url
+    first, second, busy = hand_in(b"x = 1"), hand_in(b"x = 2"), hand_in(b"x = 3")
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    database = Database(environ["TILEGRADE_DATABASE_URL"])
+    with database.write() as session:
+        values = {"state": State.RUNNING, "lease_until": long_ago}
+        session.execute(update(Submission).where(Submission.id == busy).values(**values))
+        values = {"state": State.FAULTED, "device": "cuda"}
+        session.execute(update(Submission).where(Submission.id.in_([first, second])).values(**values))
+    valkey = redis.Redis.from_url(broker.url.replace("redis+socket", "unix"))
+    waiting = valkey.llen("cpu")
+    said = tilegrade("run-again", first, busy, 99, second, status=1)
+    assert said == "".join(f"{one}: it is on its way already, or does not exist.\n" for one in (busy, 99))
+    assert (valkey.llen("cuda"), valkey.llen("cpu")) == (2, waiting)
+    with database.read() as session:
+        states = {row.id: row.state for row in session.execute(select(Submission.id, Submission.state))}
+    assert states == {first: State.QUEUED, second: State.QUEUED, busy: State.RUNNING}
+    database.close()
+    valkey.close()
+
+
+def test_who_did_what_is_shown_the_latest_first(tilegrade, hand_in, environ):
+    submission_id = hand_in()
+    assert tilegrade("user", "close", "Ada") == "ada is let in no longer.\n"
+    assert tilegrade("user", "close", "ada") == "ada was closed before.\n"
+    assert tilegrade("user", "list") == "ada (closed): student in gpu\n"
+    assert tilegrade("user", "open", "ada") == "ada is let in again.\n"
+    assert tilegrade("user", "open", "ada") == "ada is not closed.\n"
+    database = Database(environ["TILEGRADE_DATABASE_URL"])
+    with database.write() as session:
+        ada, now = accounts.find_user(session, "ada"), datetime(2999, 1, 1, tzinfo=UTC)
+        submissions.cancel(session, submission_id, actor_id=ada.id, now=now)
+        accounts.audit(
+            session, actor_id=None, action="give-up", submission_id=submission_id, detail="a\n\x1b[2Jb", now=now
+        )
+    database.close()
+    lines = tilegrade("audit").splitlines()
+    assert lines[:2] == [
+        f"2999-01-01 00:00:00 UTC  -  give-up #{submission_id}: a \\x1b[2Jb",
+        f"2999-01-01 00:00:00 UTC  ada  cancel #{submission_id}",
+    ]
+    assert [line.split("  ")[-1] for line in lines[2:]] == [
+        "open-user: user ada",
+        "close-user: user ada",
+        "enrol: user ada, course gpu: student",
+        "set-assignment: assignment 1 (doubling)",
+        "create-course: course gpu",
+        "add-user: user ada",
+    ]
+    assert tilegrade("audit", "--submission", submission_id).splitlines() == lines[:2]
+    assert tilegrade("audit", "--by", "Ada").splitlines() == lines[1:2]
+    assert tilegrade("audit", "--limit", 3).splitlines() == lines[:3]
+    with pytest.raises(UserError, match="no user 'eve'"):
+        tilegrade("audit", "--by", "eve")
 
 
 def test_judging_again_needs_to_know_what(tilegrade):

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError, StatementError
 
 from grader import db
 from grader.db import Database
-from grader.models import Base, Course, CourseAssignment, Enrollment, Result, Role, User
+from grader.models import Base, Course, CourseAssignment, Enrollment, Result, Role, Submission, User
 
 NOW = datetime(2027, 2, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -58,6 +58,43 @@ def test_results_that_were_there_learn_their_gpu(database):
         assert [tuple(row) for row in gpus] == [(1, "NVIDIA H200"), (2, None)]
         entry = session.scalars(sa.select(CourseAssignment)).one()
         assert (entry.late_days, entry.late_percent) == (0, 0.0)
+
+
+def test_grades_that_measuring_again_took_away_count_again(database):
+    """Revision 0007; and a decision that was stored under the verdict of a broken rule is told apart."""
+    with db._migrating(database) as config:
+        alembic.command.downgrade(config, "0006")
+    grade = '{{"assignment":"a","verdict":"{}","released_verdict":"full","hint":"{}"}}'
+    said = r"\"verdict\":\"refused\",\"released"  # a file's own words
+    with database.engine.begin() as connection:
+        tables = sa.MetaData()
+        tables.reflect(connection)
+        for name, values in _rows_of_the_first_edition(dict.fromkeys(range(1, 6), "{}")):
+            connection.execute(sa.insert(tables.tables[name]), values)
+        row, result = tables.tables["submission"], tables.tables["result"]
+        connection.execute(sa.delete(result).where(result.c.submission_id > 4))
+        for number, state in ((1, "faulted"), (2, "cancelled"), (3, "queued"), (5, "faulted")):
+            connection.execute(sa.update(row).where(row.c.id == number).values(state=state))
+        for number, confirmed in ((1, True), (2, False)):
+            values = {"verdict": "refused", "confirmed": confirmed, "grade": grade.format("refused", said)}
+            connection.execute(sa.update(result).where(result.c.submission_id == number).values(**values))
+    db.upgrade(database)
+    with database.read() as session:
+        states = session.scalars(sa.select(Submission.state).order_by(Submission.id)).all()
+        assert states == ["done", "done", "queued", "done", "faulted"]
+        found = session.execute(sa.select(Result.verdict, Result.grade).order_by(Result.submission_id)).all()
+    assert [tuple(one) for one in found[:3]] == [
+        ("not_counted", grade.format("not_counted", said)),
+        ("refused", grade.format("refused", said)),
+        ("full", "{}"),
+    ]
+    with db._migrating(database) as config:
+        alembic.command.downgrade(config, "0006")
+    with database.engine.connect() as connection:
+        assert connection.scalar(sa.select(result.c.grade).where(result.c.submission_id == 1)) == grade.format(
+            "refused", said
+        )
+    db.upgrade(database)
 
 
 def _rows_of_the_first_edition(examinations):

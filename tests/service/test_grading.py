@@ -337,7 +337,7 @@ def test_points_are_taken_by_a_person_with_a_reason_and_judging_again_gives_none
     with school.database.write() as session:
         submissions.rejudge(session, submission_id, school.assignment, actor_id=staff.id, now=NOW)
     result = find(school, submission_id).result
-    assert (result.verdict, result.points, result.out_of > 0) == ("refused", 0.0, True)
+    assert (result.verdict, result.points, result.out_of > 0) == ("not_counted", 0.0, True)
     assert all(axis["points"] == 0 for axis in json.loads(result.grade)["axes"].values())
     assert "The kernel copies a stored answer." in json.loads(result.grade)["diagnosis"]["sentence"]
 
@@ -399,8 +399,8 @@ def test_staff_see_their_own_courses_however_much_waits_elsewhere(school):
         school.hand_in("ada", f"x = {i}".encode(), now=NOW + timedelta(seconds=i))
     with school.database.write() as session:
         other = course.create_course(session, slug="other", title="Other", now=NOW)
-        theirs = course.set_assignment(session, course_id=other.id, slug="doubling")
-        course.enrol(session, course_id=other.id, user_id=school.user("ada").id)
+        theirs = course.set_assignment(session, course_id=other.id, slug="doubling", now=NOW)
+        course.enrol(session, course_id=other.id, user_id=school.user("ada").id, now=NOW)
     mine, school.entry = school.entry, theirs
     last = school.hand_in("ada", now=NOW + timedelta(minutes=1)).submission_id
     with school.database.read() as session:

@@ -124,8 +124,9 @@ def test_an_extension_is_one_students_own(school):
     with school.database.write() as session:
         course.grant_extension(
             session,
-            course_assignment_id=school.entry.id,
-            user_id=ada.id,
+            entry=school.entry,
+            assignment=school.assignment,
+            user=ada,
             until=AFTER_DEADLINE + timedelta(days=1),
             actor_id=None,
             now=NOW,

@@ -176,7 +176,7 @@ def test_a_board_of_another_assignment_is_not_shown_here(filled: Campus, token_o
     with filled.database.write() as db:
         found = course.find_course(db, COURSE)
         assert found is not None
-        course.set_assignment(db, course_id=found.id, slug="online-softmax")
+        course.set_assignment(db, course_id=found.id, slug="online-softmax", now=filled.now)
     elsewhere = f"/c/{COURSE}/online-softmax/leaderboard"
     grace = filled.client("grace", Role.INSTRUCTOR)
     assert grace.get(f"{elsewhere}?frozen=1").status_code == 404
@@ -208,6 +208,7 @@ def test_late_days_are_taken_off_on_the_board_on_the_page_and_in_the_history(cam
             deadline=campus.now - timedelta(hours=1),
             late_days=2,
             late_percent=10.0,
+            now=campus.now,
         )
     client = campus.client("ada")
     page = client.get(f"/c/{COURSE}/{SLUG}").text

@@ -65,7 +65,7 @@ def poisoned_campus(sqlite_campus: Campus) -> Campus:
         boards.freeze(db, entry, campus.catalog.load(SLUG), title=written, actor_id=None, now=campus.now)
         db.execute(update(User).where(User.id == ada.id).values(name=EVIL_NAME))
         db.execute(update(Submission).values(worker=written[:120], fault_note=written))
-        db.execute(update(Submission).where(Submission.id == 3).values(stage=written[:40], stages=written[:240]))
+        db.execute(update(Submission).where(Submission.id == 3).values(stages=written[:240]))
         db.execute(
             update(Result)
             .where(Result.submission_id == done[1])
@@ -227,7 +227,7 @@ def test_a_nul_in_any_field_is_no_fault_of_ours(campus: Campus, path: str) -> No
 
 
 def test_hostile_text_is_shown_and_never_obeyed(campus: Campus) -> None:
-    campus.person("ada", nickname=None)
+    campus.person("ada")
     source = EVIL.replace("\ud800", "") + "\nimport torch\n"
     submission_id = campus.hand_in("ada", source, filename=EVIL[:150].replace("\ud800", ""))
     campus.record(campus.claim(), poisoned())

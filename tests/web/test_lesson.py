@@ -83,7 +83,7 @@ def test_ones_own_measurements_lie_beside_the_curves_and_nobody_elses(campus: Ca
 
 def test_assignments_about_attention_lead_here(sqlite_campus: Campus) -> None:
     with sqlite_campus.database.write() as db:
-        course.set_assignment(db, course_id=1, slug="online-softmax")
+        course.set_assignment(db, course_id=1, slug="online-softmax", now=sqlite_campus.now)
     client = sqlite_campus.client("ada")
     link = f'<a href="{PAGE}">Memory against T</a>: '
     assert link in client.get(f"/c/{COURSE}/{SLUG}").text

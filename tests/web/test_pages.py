@@ -52,12 +52,13 @@ def test_the_home_page_lists_what_is_due_and_the_last_reports(campus: Campus) ->
         assert found is not None
         for slug, days in ((SLUG, 4), ("online-softmax", 2), ("flash-attention", -1)):
             set_to = {"deadline": campus.now + timedelta(days=days), "late_days": 3}
-            entry = course.set_assignment(db, course_id=found.id, slug=slug, **set_to)
-        course.set_assignment(db, course_id=found.id, slug="flash-attention", late_days=0)
+            entry = course.set_assignment(db, course_id=found.id, slug=slug, **set_to, now=campus.now)
+        course.set_assignment(db, course_id=found.id, slug="flash-attention", late_days=0, now=campus.now)
         course.grant_extension(
             db,
-            course_assignment_id=entry.id,
-            user_id=ada.id,
+            entry=entry,
+            assignment=campus.catalog.load(entry.slug),
+            user=ada,
             until=campus.now + timedelta(days=1),
             actor_id=None,
             now=campus.now,
@@ -84,7 +85,9 @@ def test_what_being_late_takes_off_is_said_wherever_the_points_are(campus: Campu
         found = course.find_course(db, COURSE)
         assert found is not None
         due = campus.now - timedelta(hours=1)
-        entry = course.set_assignment(db, course_id=found.id, slug=SLUG, deadline=due, late_days=3, late_percent=20.0)
+        entry = course.set_assignment(
+            db, course_id=found.id, slug=SLUG, deadline=due, late_days=3, late_percent=20.0, now=campus.now
+        )
     late = campus.graded("ada", stored("ok-block-pointers"))
     ada, grace = campus.client("ada"), campus.client("grace", Role.INSTRUCTOR)
     places = (f"/submissions/{late}", f"/submissions/{late}/report", f"/submissions/{late}/report.html", PAGE, "/")
@@ -94,9 +97,9 @@ def test_what_being_late_takes_off_is_said_wherever_the_points_are(campus: Campu
     assert grace.get(everything).text.count(said) == grace.get(places[0]).text.count(said) == 1
     with campus.database.write() as db:  # the student's own deadline makes it in time, also on what was kept
         until = campus.now + timedelta(days=1)
-        ada_id = campus.person("ada").id
+        rules, ada_user = campus.catalog.load(SLUG), campus.person("ada")
         course.grant_extension(
-            db, course_assignment_id=entry.id, user_id=ada_id, until=until, actor_id=None, now=campus.now
+            db, entry=entry, assignment=rules, user=ada_user, until=until, actor_id=None, now=campus.now
         )
     assert {path for path in places if " after 20 % for " in ada.get(path).text} == set()
     assert said not in grace.get(everything).text
@@ -163,7 +166,13 @@ def test_a_deadline_is_shown_with_its_moment_and_an_extension_of_ones_own(campus
         assert entry is not None
         entry.deadline = campus.now - timedelta(hours=1)
         course.grant_extension(
-            db, course_assignment_id=entry.id, user_id=ada.id, until=later, actor_id=None, now=campus.now
+            db,
+            entry=entry,
+            assignment=campus.catalog.load(entry.slug),
+            user=ada,
+            until=later,
+            actor_id=None,
+            now=campus.now,
         )
     mine, theirs = campus.client("ada").get(PAGE).text, campus.client("ben").get(PAGE).text
     assert f'<time datetime="{later:%Y-%m-%dT%H:%M:%SZ}" data-local>' in mine
@@ -191,7 +200,7 @@ def test_an_assignment_whose_folder_is_broken_says_so_to_staff_alone(sqlite_data
     with campus.database.write() as db:
         made = course.find_course(db, COURSE)
         assert made is not None
-        course.set_assignment(db, course_id=made.id, slug="not-there")
+        course.set_assignment(db, course_id=made.id, slug="not-there", now=campus.now)
     student, staff = campus.client("ada"), campus.client("grace", Role.INSTRUCTOR)
     assert student.get("/").status_code == 200
     assert "assignment.toml" not in student.get("/").text
@@ -426,12 +435,18 @@ def test_a_held_grade_that_does_not_count_tells_the_student_why(
     for word in ("odd in its own way", "decoy", "interfered", "cheat", "suspic"):
         assert word not in before.lower()
     assert "odd in its own way" in grace.get(path).text
+    assert "Until you decide" in grace.get(path).text
     said = {"csrf_token": token_of(grace), "reason": "It hands out <i>stored</i> answers."}
     assert grace.post(f"{path}/confirm", data=said).status_code == 303
     after = ada.get(path).text
     assert "It hands out &lt;i&gt;stored&lt;/i&gt; answers." in after
     assert "decided that it does not count" in after
     assert "odd in its own way" not in after
+    card = after.split('class="card verdict')[1].split("</section>")[0]
+    assert "Does not count" in card
+    assert not [word for word in ("rule", "refused", "wrong") if word in card.lower()]
+    # what holds before a decision alone is said before it alone
+    assert "Until you decide" not in grace.get(path).text
 
 
 def test_a_decision_needs_a_reason(campus: Campus, token_of: Callable[[FlaskClient], str]) -> None:
@@ -470,6 +485,55 @@ def test_a_submission_that_we_could_not_grade_says_that_it_is_our_fault(campus: 
     assert "host-1" not in mine
     assert "the sandbox did not start" in grace.get(f"/submissions/{submission_id}").text
     assert "the sandbox did not start" in grace.get("/queue").text
+
+
+def test_a_grade_is_shown_while_its_file_is_measured_again_and_when_nothing_comes_of_it(
+    campus: Campus, token_of: Callable[[FlaskClient], str]
+) -> None:
+    submission_id = campus.graded("ada", stored("ok-block-pointers"))
+    path = f"/submissions/{submission_id}"
+    ada, grace = campus.client("ada"), campus.client("grace", Role.INSTRUCTOR)
+    assert grace.post(f"{path}/run-again", data={"csrf_token": token_of(grace)}).status_code == 303
+    assert campus.rung == ["cpu"]
+
+    def shown(page: str) -> None:
+        """The student's pages say what they said before."""
+        for where in (path, f"{path}/report", PAGE, "/", f"{PAGE}/leaderboard"):
+            html = ada.get(where).text
+            assert "Full marks" in html, where
+            assert ">70<" in html, where
+        assert "/cancel" not in page
+
+    def measured_again() -> str:
+        page = ada.get(path).text
+        shown(page)
+        assert "The grade below stands until the new one is there." in page
+        assert "data-events" in page
+        assert "measured again" in ada.get(PAGE).text
+        assert "measured again" in grace.get(f"/c/{COURSE}/submissions?what=full").text
+        return page
+
+    assert "Queued." in measured_again()
+    ada.post(f"{path}/cancel", data={"csrf_token": token_of(ada)})  # as from a page that was open before
+    assert "Too late to withdraw it" in measured_again()
+    job = campus.claim()
+    assert "Grading" in measured_again()
+    assert "Stop measuring again" in grace.get(path).text
+    with campus.database.write() as db:
+        submissions.give_up(db, job, note="host-1 broke <b>", now=campus.now, final=True)
+    page = ada.get(path).text
+    shown(page)
+    assert "measured again" not in page + ada.get(PAGE).text
+    assert "host-1" not in page
+    facts = grace.get(path).text
+    assert "<dt>Not measured again</dt><dd>host-1 broke &lt;b&gt;</dd>" in facts
+    trail = re.findall(r"<b>([a-z-]+)</b>\s*<span>by ([^<]+)</span>", facts)
+    assert set(trail) == {("give-up", "a command or the service"), ("run-again", "grace")}
+    assert "What was done" not in page
+    grace.post(f"{path}/run-again", data={"csrf_token": token_of(grace)})
+    grace.post(f"{path}/cancel", data={"csrf_token": token_of(grace)})
+    assert "It is not measured again. Its grade stands." in grace.get(path).text
+    shown(ada.get(path).text)
 
 
 def test_a_student_withdraws_what_waits(campus: Campus, token_of: Callable[[FlaskClient], str]) -> None:
@@ -537,7 +601,7 @@ def test_an_instructor_sees_of_other_courses_only_how_much_waits(campus: Campus)
     alan = campus.person("alan", None)
     with campus.database.write() as db:
         other = course.create_course(db, slug="other", title="Other", now=campus.now)
-        course.enrol(db, course_id=other.id, user_id=alan.id, role=Role.INSTRUCTOR)
+        course.enrol(db, course_id=other.id, user_id=alan.id, role=Role.INSTRUCTOR, now=campus.now)
     queue = campus.client("alan").get("/queue").text
     assert "0 submissions of your courses, 1 of others" in queue
     assert f"#{submission_id}<" not in queue

@@ -53,6 +53,7 @@ submissions.facts           GET   401     404  404  404  404  200  200
 submissions.source          GET   log-in  200  404  404  404  200  200
 submissions.status          GET   401     200  404  404  404  200  200
 submissions.events          GET   401     200  404  404  404  200  200
+submissions.cancel          POST  401     303  404  404  404  303  303
 staff.all_submissions       GET   log-in  404  404  404  404  200  200
 staff.queue                 GET   log-in  404  404  404  200  200  200
 staff.workers               GET   log-in  404  404  404  200  200  200
@@ -60,7 +61,6 @@ staff.rejudge               POST  401     404  404  404  404  303  303
 staff.run_again             POST  401     404  404  404  404  303  303
 staff.release               POST  401     404  404  404  404  303  303
 staff.confirm               POST  401     404  404  404  404  303  303
-staff.cancel                POST  401     303  404  404  404  303  303
 """
 ROWS = {(endpoint, method): tuple(told) for endpoint, method, *told in map(str.split, TABLE.split("\n")[1:-1])}
 ACTS = [endpoint for endpoint, method in ROWS if method == "POST"]
@@ -113,7 +113,7 @@ class World:
             return list(used.iterdump())
 
     def address(self, endpoint: str, method: str) -> str:
-        submission = {"staff.cancel": self.waiting, "staff.rejudge": self.judged}.get(endpoint, self.held)
+        submission = {"submissions.cancel": self.waiting, "staff.rejudge": self.judged}.get(endpoint, self.held)
         known = {"course_slug": COURSE, "slug": SLUG, "submission_id": submission, "board_id": self.board}
         found = addresses(self.campus.app, method, filename="tilegrade.css", **known)[endpoint]
         return f"{found}?pick={self.held}" if endpoint == "assignments.compare" else found
@@ -136,8 +136,8 @@ def built(new_sqlite_url: Callable[[], str], tmp_path_factory: pytest.TempPathFa
     campus.hand_in("ada", f"{MARK} = 3\n")
     with campus.database.write() as db:
         other = course.create_course(db, slug="other", title="Other", now=campus.now)
-        course.set_assignment(db, course_id=other.id, slug=SLUG)
-        course.enrol(db, course_id=other.id, user_id=alan.id, role=Role.INSTRUCTOR)
+        course.set_assignment(db, course_id=other.id, slug=SLUG, now=campus.now)
+        course.enrol(db, course_id=other.id, user_id=alan.id, role=Role.INSTRUCTOR, now=campus.now)
         db.merge(root).is_staff = True
         entry = course.assignment_in(db, course_slug=COURSE, slug=SLUG)
         assert entry is not None

@@ -88,7 +88,9 @@ class Campus:
                 found = course.find_course(db, COURSE)
                 assert found is not None
                 if role is not None:
-                    course.enrol(db, course_id=found.id, user_id=user.id, role=role, nickname=nickname)
+                    enrolled = course.enrol(db, course_id=found.id, user_id=user.id, role=role, now=self.now)
+                    # as it is: some tests want one that nobody could have chosen
+                    enrolled.nickname = nickname or enrolled.nickname
             self.people[name] = user
         return self.people[name]
 
@@ -176,7 +178,7 @@ def make_campus(database: Database, data_dir: Path, **changes: str) -> Campus:
     campus = Campus(app=app, database=database, settings=settings, catalog=catalog, rung=rung)
     with database.write() as db:
         made = course.create_course(db, slug=COURSE, title="Demo course", now=campus.now)
-        course.set_assignment(db, course_id=made.id, slug=SLUG)
+        course.set_assignment(db, course_id=made.id, slug=SLUG, now=campus.now)
     return campus
 
 

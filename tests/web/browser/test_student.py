@@ -50,11 +50,13 @@ def term(campus: Campus) -> Campus:
             deadline=campus.now + timedelta(days=2),
             late_days=3,
             late_percent=10.0,
+            now=campus.now,
         )
         course.grant_extension(
             db,
-            course_assignment_id=entry.id,
-            user_id=ada.id,
+            entry=entry,
+            assignment=campus.catalog.load(entry.slug),
+            user=ada,
             until=campus.now + timedelta(days=5),
             actor_id=None,
             now=campus.now,
