@@ -14,7 +14,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -165,6 +165,7 @@ class Assignment:
     handout: str
     starter: str
     digest: str  # SHA-256 over the folder's three files
+    explained: Mapping[str, str] = field(default_factory=dict)  # by fault: the heading of the handout that is about it
 
     def case(self, name: str) -> Case | None:
         """The case of that name, or None when a later edition dropped it."""
@@ -354,6 +355,7 @@ def _assignment(root: _Table, slug: str, handout: str, starter: str, digest: str
         structure=_structure(root.table("structure")),
         speed=_speed(root.table("speed")) if root.has("speed") else None,
         limits=_limits(root.table("limits")) if root.has("limits") else Limits(),
+        explained=_explained(root.table("explained"), handout) if root.has("explained") else {},
         handout=handout,
         starter=starter,
         digest=digest,
@@ -490,6 +492,16 @@ def _speed(table: _Table) -> Speed:
     if not found.sizes:
         table.fail("sizes", "names no size; the first is the headline")
     table.close()
+    return found
+
+
+def _explained(table: _Table, handout: str) -> dict[str, str]:
+    headings = tuple(re.findall(r"^##? +(.+?) *$", handout, re.MULTILINE))
+    found: dict[str, str] = {}
+    for heading in table.names():
+        if heading not in headings:
+            table.fail(heading, f"the handout has no such heading{_hint(heading, headings)}")
+        found |= dict.fromkeys(table.texts(heading), heading)
     return found
 
 

@@ -625,6 +625,37 @@ def _explains(probe: MistakeOnProbe, case: CaseGrade) -> bool:
     return near and apart and own != 0 and (student is None or student >= APART / 2 * distance)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resemblance:
+    """How near one known mistake is to what a file gave, over the wrong probes that both can be compared in."""
+
+    label: str
+    tile: int | None
+    same: int  # probes with the mistake's outputs
+    nearer: int  # other probes whose outputs are nearer to the mistake's than to the right ones
+    compared: int
+
+
+def resemblances(examination: Examination, numerics: NumericsGrade) -> list[Resemblance]:
+    """The known mistakes that the wrong outputs are like, the likest first; each in its best tile, by its label."""
+    wrong = {case.name: case for case in numerics.cases if VALUE_FAULTS & set(case.faults)}
+    best: dict[str, Resemblance] = {}
+    for match in examination.mistakes:
+        pairs = [(probe, wrong[probe.probe]) for probe in match.probes if probe.probe in wrong]
+        same = sum(_explains(probe, case) for probe, case in pairs)
+        nearer = sum(_is_nearer(probe, case) and not _explains(probe, case) for probe, case in pairs)
+        known = best.get(match.label)
+        if same + nearer and (known is None or (same, nearer) > (known.same, known.nearer)):
+            best[match.label] = Resemblance(
+                label=match.label, tile=match.tile, same=same, nearer=nearer, compared=len(pairs)
+            )
+    return sorted(best.values(), key=lambda one: (-one.same, -one.nearer))
+
+
+def _is_nearer(probe: MistakeOnProbe, case: CaseGrade) -> bool:
+    return probe.distance is not None and case.rel_error is not None and probe.distance < case.rel_error
+
+
 def _overflows(probe: MistakeOnProbe, case: CaseGrade) -> bool:
     return case.rel_error is None and probe.own_error is not None and probe.own_error >= OVERFLOWS
 

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 
+from grader import diagnosis
 from grader.assignment import Assignment, Case
 from grader.figures import Bar, BarChart, HeatMap, Level, LineChart, Series, Whose
 from grader.measurement import (
@@ -25,7 +26,22 @@ from grader.measurement import (
     ReplayOutcome,
 )
 from grader.report_speed import speed_section
-from grader.sections import Block, Cell, Command, Report, Section, Table, TextBlock, axis_section
+from grader.sections import (
+    LINE,
+    VERDICT,
+    Block,
+    Cell,
+    Column,
+    Command,
+    Kind,
+    Report,
+    Section,
+    Table,
+    TextBlock,
+    axis_section,
+    numbers,
+    words,
+)
 from grader.statistics import predict, reach
 from grader.verdicts import (
     AxisVerdict,
@@ -54,6 +70,7 @@ from grader.wording import (
 
 MOST_ERROR_MAPS = 3
 MOST_FINDINGS = 8
+MOST_RESEMBLANCES = 5
 SOME_GPU_BYTES = 80 << 30  # for comparison, where no GPU was measured on: a common size for this work
 
 
@@ -64,7 +81,7 @@ def report(assignment: Assignment, examination: Examination, grade: Grade, *, fo
         for_staff: also hidden probes, the seed, evidence, and what was printed while hidden probes ran.
     """
     sections = [
-        _diagnosis(grade, for_staff),
+        _diagnosis(assignment, grade, for_staff),
         _numerics(assignment, examination, grade.numerics, for_staff),
     ]
     if grade.memory is not None:
@@ -121,6 +138,7 @@ _HEADLINES = {
     Verdict.LIMIT: "The file was stopped at a limit.",
     Verdict.REFUSED: "A rule of the assignment is broken, so the file earns no points.",
     Verdict.HELD: "A person looks at this grade before it counts. Nothing for you to do.",
+    Verdict.NOT_COUNTED: "A person looked at this grade and decided that it does not count.",
 }
 
 
@@ -140,7 +158,8 @@ def _remarks(grade: Grade) -> tuple[str, ...]:
 
 def _within_reach(grade: Grade) -> bool:
     """Whether this very file can earn what a device withholds: no device gives points to one that earns none."""
-    return grade.numerics.required_passed and grade.released_verdict is not Verdict.REFUSED
+    refused = Verdict.REFUSED in (grade.verdict, grade.released_verdict) or grade.verdict is Verdict.NOT_COUNTED
+    return grade.numerics.required_passed and not refused
 
 
 def _device(grade: Grade) -> str:
@@ -152,22 +171,26 @@ def _device(grade: Grade) -> str:
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 
-def _diagnosis(grade: Grade, for_staff: bool) -> Section:
+def _diagnosis(assignment: Assignment, grade: Grade, for_staff: bool) -> Section:
     found = grade.diagnosis
-    sentences = [found.sentence]
-    if found.hint:
-        sentences.append(f"Hint: {plain(found.hint, 600)}")
-    if found.step:
-        sentences.append(f"The step to look at: {plain(found.step, 400)}")
-    sentences += found.evidence
-    sentences += [f"Note: {note}" for note in found.notes]
+    sentences = [found.sentence, *found.evidence, *(f"Note: {note}" for note in found.notes)]
     blocks: list[Block] = []
     failure = grade.failure
     if failure is not None and (for_staff or not only_hidden(grade.numerics.cases, failure)):
         blocks = _failure_blocks(failure)
     right = grade.released_verdict is Verdict.FULL or (grade.released_verdict is Verdict.PARTIAL and not found.label)
     title = "What we see" if right else "What is wrong"
-    return Section(key="diagnosis", title=title, sentences=tuple(sentences), blocks=tuple(blocks))
+    if grade.verdict is Verdict.NOT_COUNTED:
+        title = "Why it does not count"
+    return Section(
+        key="diagnosis",
+        title=title,
+        sentences=tuple(sentences),
+        hint=plain(found.hint, 600),
+        step=plain(found.step, 400),
+        explained=assignment.explained.get(found.label, ""),
+        blocks=tuple(blocks),
+    )
 
 
 def _failure_blocks(failure: Failure) -> list[Block]:
@@ -239,12 +262,20 @@ def _probe_table(assignment: Assignment, examination: Examination, axis: Numeric
                 _errors(case),
                 _limits(case),
                 _first_wrong(case, runs.get(case.name)),
-                f"{points_text(case.points)} of {points_text(case.out_of)}" + (", required" if case.required else ""),
+                (f"{points_text(case.points)} of {points_text(case.out_of)}", *(["required"] if case.required else [])),
             )
         )
     return Table(
         title="Probes",
-        columns=("probe", "what it tries", "verdict", "error", "limit", "first wrong element", "weight"),
+        columns=(
+            Column("probe"),
+            Column("what it tries", Kind.ASIDE),
+            VERDICT,
+            Column("error", Kind.PARTS),
+            Column("limit", Kind.PARTS),
+            Column("first wrong element", Kind.LONG),
+            Column("weight", Kind.PARTS),
+        ),
         rows=tuple(rows),
         marks=tuple(case.verdict.value for case in axis.cases),
     )
@@ -260,15 +291,15 @@ def _why(case: CaseGrade) -> str:
     return listed([_FAULTS[fault] for fault in case.faults])
 
 
-def _errors(case: CaseGrade) -> str:
-    return ", ".join(f"{output.name} {error_text(output.rel_error)}" for output in case.outputs)
+def _errors(case: CaseGrade) -> tuple[str, ...]:
+    return tuple(f"{output.name} {error_text(output.rel_error)}" for output in case.outputs)
 
 
-def _limits(case: CaseGrade) -> str:
+def _limits(case: CaseGrade) -> tuple[str, ...]:
     limits = {f"{output.limit:.1e}" for output in case.outputs}
     if len(limits) <= 1:
-        return "".join(limits)
-    return ", ".join(f"{output.name} {output.limit:.1e}" for output in case.outputs)
+        return tuple(limits)
+    return tuple(f"{output.name} {output.limit:.1e}" for output in case.outputs)
 
 
 def _first_wrong(case: CaseGrade, run: ProbeMeasured | None) -> str:
@@ -445,9 +476,8 @@ def _memory_table(points: Sequence[MemoryPoint], failed_at: int | None) -> Table
         rows.append((f"{point.size:,}", *own, bytes_text(point.naive_bytes), bytes_text(point.reference_bytes)))
     return Table(
         title="Peak memory above the inputs",
-        columns=tuple(columns),
+        columns=numbers(*columns),
         rows=tuple(rows),
-        numeric=tuple(range(len(columns))),
     )
 
 
@@ -468,9 +498,10 @@ _CHECKS = {
 }
 
 
-BOTH_WAYS = (
-    "Counted of yours is the forward alone; the least possible and the naive chain are forward and backward together, "
-    "so a forward can lie below the least."
+WHOLE_STEP = (
+    "Counted of yours is the forward alone. The least possible and the naive chain are of a whole step, forward and "
+    "backward: the limit keeps the forward from moving more than the step needs, and a good forward lies below the "
+    "least."
 )
 
 
@@ -492,24 +523,24 @@ def _structure(assignment: Assignment, examination: Examination, grade: Grade, f
         blocks.append(_launch_table(audit))
     if any(launch.args for launch in audit.launches):
         blocks.append(_argument_table(audit))
-    blocks += [_bytes_bars(audit), _launch_bars(audit)]
+    both = any(output.gradient for output in assignment.outputs)
+    blocks += [_bytes_bars(audit, "least of a whole step" if both else "least possible"), _launch_bars(audit)]
     blocks += _torch_tables(audit)
     findings = _finding_table(examination, grade, for_staff)
     if findings is not None:
         blocks.append(findings)
     found = count(audit.n_launches, "launch", "launches")
-    both = any(output.gradient for output in assignment.outputs)
-    if axis.bytes_ratio is not None:
-        found += f" and {axis.bytes_ratio:.2f} times the least bytes"
     if both:
         found += " in the forward"
-        limits += " of forward and backward"
+        limits += " of a whole step, forward and backward"
+    if axis.bytes_ratio is not None:
+        found += f" and {axis.bytes_ratio:.2f} times the least bytes" + (" of a whole step" if both else "")
     failed = [_CHECKS[check.name] for check in (*axis.refusals, *axis.checks) if not check.ok]
     if set(failed) - {"launches", "unique bytes"}:
         found += f"; not as asked: {listed(failed)}"
     said = _structure_sentences(audit, axis)
     if both:
-        said.append(BOTH_WAYS)
+        said.insert(1, WHOLE_STEP)
     return axis_section("structure", "Structure", axis, said, blocks, measured=found, asked=limits)
 
 
@@ -538,7 +569,7 @@ def _check_table(axis: StructureGrade) -> Table:
     checks = (*axis.refusals, *axis.checks)
     return Table(
         title="Requirements",
-        columns=("requirement", "found", "asked", "verdict"),
+        columns=(Column("requirement"), Column("found", Kind.LONG), Column("asked", Kind.LONG), VERDICT),
         rows=tuple(
             (_CHECKS[check.name], one_line(check.found), one_line(check.allowed), "pass" if check.ok else "fail")
             for check in checks
@@ -550,7 +581,12 @@ def _check_table(axis: StructureGrade) -> Table:
 def _launch_table(audit: Audit) -> Table:
     return Table(
         title="Launches",
-        columns=("kernel", "line", "grid", "unique bytes", "requested bytes", "dot FLOPs", "largest tile"),
+        columns=(
+            *words("kernel"),
+            LINE,
+            *words("grid"),
+            *numbers("unique bytes", "requested bytes", "dot FLOPs", "largest tile"),
+        ),
         rows=tuple(
             (
                 Hostile(launch.kernel, 80),
@@ -563,7 +599,6 @@ def _launch_table(audit: Audit) -> Table:
             )
             for launch in audit.launches
         ),
-        numeric=(1, 3, 4, 5, 6),
     )
 
 
@@ -584,13 +619,12 @@ def _argument_table(audit: Audit) -> Table:
             )
     return Table(
         title="Bytes of each argument",
-        columns=("kernel", "argument", "tensor", "read once", "times read", "written once"),
+        columns=words("kernel", "argument", "tensor") + numbers("read once", "times read", "written once"),
         rows=tuple(rows),
-        numeric=(3, 4, 5),
     )
 
 
-def _bytes_bars(audit: Audit) -> BarChart:
+def _bytes_bars(audit: Audit, least: str) -> BarChart:
     bars = (
         ("yours, unique", Whose.OWN, audit.unique_bytes),
         ("yours, requested", Whose.OWN_BACKWARD, audit.requested_bytes),
@@ -600,7 +634,7 @@ def _bytes_bars(audit: Audit) -> BarChart:
         title="Bytes through global memory",
         unit="bytes",
         bars=tuple(Bar(name=name, whose=whose, value=float(size)) for name, whose, size in bars),
-        levels=(Level(name="least possible", value=float(audit.least_bytes)),),
+        levels=(Level(name=least, value=float(audit.least_bytes)),),
     )
 
 
@@ -619,19 +653,18 @@ def _torch_tables(audit: Audit) -> list[Block]:
         found.append(
             Table(
                 title="Operations beside the kernels",
-                columns=("operation", "kind", "calls", "bytes", "line"),
+                columns=(*words("operation", "kind"), *numbers("calls", "bytes"), LINE),
                 rows=tuple(
                     (Hostile(op.op, 80), kind, str(op.count), bytes_text(op.size_bytes), _line(op.line))
                     for op, kind in ops
                 ),
-                numeric=(2, 3, 4),
             )
         )
     if audit.saved:
         found.append(
             Table(
                 title="Kept after the forward, beside inputs and outputs",
-                columns=("shape", "dtype", "bytes", "line"),
+                columns=(*words("shape", "dtype"), *numbers("bytes"), LINE),
                 rows=tuple(
                     (
                         " × ".join(str(size) for size in storage.shape),
@@ -641,7 +674,6 @@ def _torch_tables(audit: Audit) -> list[Block]:
                     )
                     for storage in audit.saved
                 ),
-                numeric=(2, 3),
             )
         )
     return found
@@ -659,7 +691,7 @@ def _finding_table(examination: Examination, grade: Grade, for_staff: bool) -> T
         return None
     return Table(
         title="What the audit saw",
-        columns=("kind", "what", "line", "probe"),
+        columns=(*words("kind", "what"), LINE, *words("probe")),
         rows=tuple(
             (
                 one_line(finding.kind, 60),
@@ -669,7 +701,6 @@ def _finding_table(examination: Examination, grade: Grade, for_staff: bool) -> T
             )
             for finding in found[:MOST_FINDINGS]
         ),
-        numeric=(2,),
     )
 
 
@@ -696,7 +727,13 @@ def _compiled(examination: Examination) -> Section | None:
     blocks: list[Block] = [
         Table(
             title="Kernels",
-            columns=("kernel", "line", "shapes", "registers", "spilled", "shared memory", "CTAs per SM", "matrix unit"),
+            columns=(
+                *words("kernel"),
+                LINE,
+                *words("shapes"),
+                *numbers("registers", "spilled", "shared memory", "CTAs per SM"),
+                *words("matrix unit"),
+            ),
             rows=tuple(
                 (
                     Hostile(kernel.kernel, 80),
@@ -710,7 +747,6 @@ def _compiled(examination: Examination) -> Section | None:
                 )
                 for kernel in found.kernels
             ),
-            numeric=(1, 3, 4, 5, 6),
         )
     ]
     for failure in found.failures[:3]:
@@ -762,12 +798,14 @@ def _provenance(assignment: Assignment, examination: Examination) -> Section:
         ("seed, SHA-256", seed_commitment(examination.seed)),
         *((one_line(name, 40), one_line(version, 80)) for name, version in sorted(examination.versions.items())),
     ]
-    facts = Table(title="Measured with", columns=("what", "value"), rows=tuple(rows))
+    facts = Table(title="Measured with", columns=words("what", "value"), rows=tuple(rows))
+    seconds: dict[str, float] = {}
+    for stage in examination.stages:  # one that was gone through in parts is there more than once
+        seconds[stage.name] = seconds.get(stage.name, 0.0) + stage.seconds
     stages = Table(
         title="Stages",
-        columns=("stage", "seconds"),
-        rows=tuple((one_line(stage.name, 60), f"{stage.seconds:.2f}") for stage in examination.stages),
-        numeric=(1,),
+        columns=words("stage") + numbers("seconds"),
+        rows=tuple((one_line(name, 60), f"{spent:.2f}") for name, spent in seconds.items()),
     )
     blocks: tuple[Block, ...] = (command, facts, stages) if examination.stages else (command, facts)
     return Section(key="provenance", title="Where this comes from", sentences=tuple(said), blocks=blocks)
@@ -837,37 +875,27 @@ def _staff(examination: Examination, grade: Grade) -> Section:
         blocks.append(
             Table(
                 title="Evidence",
-                columns=("kind", "what"),
+                columns=words("kind", "what"),
                 rows=tuple((one_line(sign.kind, 60), Hostile(sign.message, 400)) for sign in examination.evidence),
             )
         )
     if examination.replay is not None:
         said.append(_replayed(examination.replay))
-    tried = sorted(
-        (
-            (probe.distance, match.label, match.tile, probe)
-            for match in examination.mistakes
-            for probe in match.probes
-            if probe.distance is not None
-        ),
-        key=lambda row: (row[0], row[1], row[2] or 0, row[3].probe),
-    )
-    if tried:
-        blocks.append(
-            Table(
-                title="Nearest known mistakes",
-                columns=("mistake", "tile", "probe", "student to mistake", "mistake to oracle"),
-                rows=tuple(
-                    (
-                        plain(label, 80),
-                        "" if tile is None else str(tile),
-                        plain(probe.probe, 60),
-                        error_text(distance),
-                        error_text(probe.own_error),
-                    )
-                    for distance, label, tile, probe in tried[:12]
-                ),
-                numeric=(1, 3, 4),
-            )
-        )
+    blocks += _resembled(examination, grade)
     return Section(key="staff", title="For staff", sentences=tuple(said), blocks=tuple(blocks), staff=True)
+
+
+def _resembled(examination: Examination, grade: Grade) -> list[Block]:
+    """Which known mistakes the wrong outputs are like, and how near, in words."""
+    found = diagnosis.resemblances(examination, grade.numerics)[:MOST_RESEMBLANCES]
+    if not found:
+        return []
+    rows = []
+    for one in found:
+        probes = count(one.compared, "wrong probe")
+        near = [f"the same outputs in {one.same} of {probes}"] if one.same else []
+        if one.nearer:
+            near.append(f"nearer than the right answer in {one.nearer}" + ("" if one.same else f" of {probes}"))
+        tile = f", with a tile of {one.tile}" if one.tile is not None else ""
+        rows.append((plain(one.label, 80) + tile, "; ".join(near)))
+    return [Table(title="Known mistakes that it resembles", columns=words("mistake", "how near"), rows=tuple(rows))]

@@ -11,7 +11,7 @@ from grader.figures import Bar, BarChart, Level, LineChart, Series, Whose, place
 from grader.judging import headline_timing, speed_steps
 from grader.measurement import Ceilings, Examination, Timing
 from grader.roofline import Roofline, roofline
-from grader.sections import Block, Cell, Section, Table, axis_section
+from grader.sections import Block, Cell, Section, Table, axis_section, numbers, words
 from grader.verdicts import AxisVerdict, SpeedGrade
 from grader.wording import one_line, points_text, rate_text
 
@@ -90,16 +90,9 @@ def _times_table(timings: Sequence[Timing]) -> Table:
         )
         for timing in timings
     ]
-    columns = [
-        "size",
-        "yours, median",
-        *(["your CUDA events"] if events else []),
-        "naive",
-        "reference",
-        "speed-up",
-        "95 % interval",
-    ]
-    return Table(title="Times", columns=tuple(columns), rows=tuple(rows), numeric=tuple(range(1, len(columns))))
+    events_column = ("your CUDA events",) if events else ()
+    measured = numbers("yours, median", *events_column, "naive", "reference", "speed-up", "95 % interval")
+    return Table(title="Times", columns=words("size") + measured, rows=tuple(rows))
 
 
 def _ms(times_ms: Sequence[float]) -> str:
@@ -167,7 +160,12 @@ def _roofline_blocks(placed: Sequence[_Placed], examination: Examination) -> lis
     ]
     table = Table(
         title="Under the GPU's ceilings",
-        columns=("whose", "size", "arithmetic", "traffic", "FLOP a byte", "bound by", "of the ceiling"),
+        columns=(
+            *words("whose", "size"),
+            *numbers("arithmetic", "traffic", "FLOP a byte"),
+            *words("bound by"),
+            *numbers("of the ceiling"),
+        ),
         rows=tuple(
             (
                 one.name,
@@ -180,7 +178,6 @@ def _roofline_blocks(placed: Sequence[_Placed], examination: Examination) -> lis
             )
             for one in placed
         ),
-        numeric=(2, 3, 4, 6),
     )
     return [*charts, table]
 

@@ -5,6 +5,7 @@ Every `str` is printable as it is (`wording.plain`); what a student's file said 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,16 +13,54 @@ from grader.figures import Chart
 from grader.verdicts import AxisGrade, SpeedGrade
 from grader.wording import Hostile, points_text
 
-Cell = str | Hostile
+Cell = str | Hostile | tuple[str, ...]  # several: each on a line of its own where there is room
+
+
+class Kind(enum.StrEnum):
+    """What a column holds. Decides how it is shown everywhere; its name is only read."""
+
+    WORDS = "words"
+    LONG = "long"  # may be broken anywhere
+    ASIDE = "aside"  # the handout says it too: left out where there is no room
+    NUMBER = "number"  # set flush right
+    PARTS = "parts"  # a few short ones
+    LINE = "line"  # of the student's file; set flush right, and leads there
+    VERDICT = "verdict"  # in the colour of the row's mark
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    kind: Kind = Kind.WORDS
+
+    @property
+    def flush_right(self) -> bool:
+        return self.kind in (Kind.NUMBER, Kind.LINE)
+
+
+def words(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name) for name in names)
+
+
+def numbers(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name, Kind.NUMBER) for name in names)
+
+
+LINE = Column("line", Kind.LINE)
+VERDICT = Column("verdict", Kind.VERDICT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     title: str
-    columns: tuple[str, ...]
+    columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    numeric: tuple[int, ...] = ()  # columns that are set flush right
     marks: tuple[str, ...] = ()  # a verdict for each row, or empty
+
+    @property
+    def filled(self) -> tuple[int, ...]:
+        """The columns that hold anything."""
+        return tuple(i for i in range(len(self.columns)) if any(row[i] for row in self.rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +88,9 @@ class Section:
     key: str
     title: str
     sentences: tuple[str, ...] = ()
+    hint: str = ""  # what to look at, without giving the fix away
+    step: str = ""  # of the recurrence, that a known mistake breaks
+    explained: str = ""  # the heading of the handout that is about it
     blocks: tuple[Block, ...] = ()
     verdict: str = ""  # of an axis, and so the next three
     points: str = ""  # "40 of 40"

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from grader.figures import BarChart, HeatMap, Level, LineChart, Whose, amount, is_empty, place
-from grader.sections import Block, Cell, Command, Report, Section, Table, TextBlock
+from grader.sections import Block, Column, Command, Kind, Report, Section, Table, TextBlock
 from grader.wording import Hostile, error_text, in_words, points_text
 
-WIDE = 90
-LEAVES_OUT_BELOW = 140  # columns
-LEFT_OUT_WHEN_NARROW = frozenset({"what it tries"})  # the handout says it too
+LEAVES_OUT_BELOW = 140  # columns: what the handout says too
+MOST_IN_SHORT = 5  # rows
+WHOLE = frozenset({Kind.NUMBER, Kind.PARTS})
+GAP = 2  # columns between two of a table
+LONGEST_WORD = 24  # columns; longer ones, such as digests, may be broken anywhere
+BACKGROUND = frozenset({"compile", "provenance"})  # sections that a short report does without
 PLOT_ROWS, PLOT_COLUMNS = 12, 48
 BAR_COLUMNS = 32
 _MARKS = {
@@ -34,6 +39,7 @@ _STYLES = {
     "full": "green",
     "partial": "yellow",
     "held": "yellow",
+    "not_counted": "yellow",
     "fail": "red",
     "wrong": "red",
     "error": "red",
@@ -42,8 +48,12 @@ _STYLES = {
 }
 
 
-def print_report(report: Report, console: Console) -> None:
-    """Print the whole report. Nothing in it is read as rich markup or as a terminal code."""
+def print_report(report: Report, console: Console, *, whole: bool = True) -> None:
+    """Print a report. Nothing in it is read as rich markup or as a terminal code.
+
+    Args:
+        whole: otherwise what passed, how it was counted, where it comes from, and every plot are left out.
+    """
     title = Text(report.title, style="bold")
     title.append(f"  {report.verdict}", style=_STYLES.get(report.verdict, ""))
     if report.fault:
@@ -52,10 +62,11 @@ def print_report(report: Report, console: Console) -> None:
     score = f"{points_text(report.points)} of {points_text(report.out_of)} points."
     console.print(Text(" ".join([report.headline, score, *report.remarks])))
     for section in report.sections:
-        _print_section(section, console)
+        if whole or section.key not in BACKGROUND:
+            _print_section(section, console, whole=whole)
 
 
-def _print_section(section: Section, console: Console) -> None:
+def _print_section(section: Section, console: Console, *, whole: bool) -> None:
     heading = Text(f"\n{section.title}", style="bold underline")
     if section.verdict:
         heading.append(f"  {in_words(section.verdict)}", style=_STYLES.get(section.verdict, "dim"))
@@ -66,15 +77,46 @@ def _print_section(section: Section, console: Console) -> None:
         console.print(Text(f"Measured: {section.measured}."))
     if section.asked:
         console.print(Text(f"Asked: {section.asked}."))
-    for sentence in section.sentences:
-        console.print(Text(sentence))
+    if not whole and section.verdict:
+        if section.unearned:
+            console.print(Text(section.unearned))
+    else:
+        for sentence in _told(section):
+            console.print(Text(sentence))
     for block in section.blocks:
-        _print_block(block, console)
+        shown = block if whole or not section.verdict else _in_short(block)
+        if shown is not None:
+            _print_block(shown, console)
+
+
+def _told(section: Section) -> list[str]:
+    """What a section says, the advice right behind its first sentence."""
+    advice = [f"Hint: {section.hint}"] if section.hint else []
+    if section.step:
+        advice.append(f"The step to look at: {section.step}")
+    if section.explained:
+        advice.append(f"The handout explains it under “{section.explained}”.")
+    return [*section.sentences[:1], *advice, *section.sentences[1:]]
+
+
+def _in_short(block: Block) -> Table | None:
+    """What of an axis a reader has to act on: the first judged rows that did not pass."""
+    if not isinstance(block, Table):
+        return None
+    kept = [number for number, mark in enumerate(block.marks) if mark != "pass"]
+    if not kept:
+        return None
+    title = f"{block.title}: {len(kept)} of {len(block.rows)} do not pass"
+    if len(kept) > MOST_IN_SHORT:
+        title += f"; the first {MOST_IN_SHORT}"
+        del kept[MOST_IN_SHORT:]
+    rows, marks = tuple(block.rows[number] for number in kept), tuple(block.marks[number] for number in kept)
+    return dataclasses.replace(block, title=title, rows=rows, marks=marks)
 
 
 def _print_block(block: Block, console: Console) -> None:
     if isinstance(block, Table):
-        console.print(_table(block, console.width))
+        _print_table(block, console)
         return
     about = f" (line {block.line} of your file)" if isinstance(block, TextBlock) and block.line is not None else ""
     console.print(Text(block.title + about, style="italic"))
@@ -90,28 +132,65 @@ def _print_block(block: Block, console: Console) -> None:
         _print_lines(heat_plot(block), console)
 
 
-def _table(table: Table, console_width: int) -> RichTable:
-    shown = RichTable(title=Text(table.title), title_justify="left", box=box.SIMPLE, show_edge=False)
-    left_out = LEFT_OUT_WHEN_NARROW if console_width < LEAVES_OUT_BELOW else ()
-    places = [i for i, name in enumerate(table.columns) if name not in left_out]
-    for i in places:
-        justify: JustifyMethod = "right" if i in table.numeric else "left"
-        # names of probes and kernels, and numbers, stay whole where there is room; the words beside them can wrap
-        longest = max((len(_plain(row[i])) for row in table.rows), default=0)
-        whole = longest <= console_width // 3 if i == 0 else i in table.numeric and console_width >= WIDE
-        shown.add_column(Text(table.columns[i]), justify=justify, overflow="fold", no_wrap=whole)
-    for number, row in enumerate(table.rows):
-        mark = table.marks[number] if number < len(table.marks) else ""
-        cells = [Text(_plain(row[i])) for i in places]
-        for cell in cells:
-            if mark and cell.plain.split(":")[0] == in_words(mark):
-                cell.stylize(_STYLES.get(mark, "dim"))
-        shown.add_row(*cells)
-    return shown
+def _print_table(table: Table, console: Console) -> None:
+    """Columns beside each other where every word of them fits whole; otherwise a row is a name and lines below it."""
+    aside = console.width < LEAVES_OUT_BELOW
+    places = [i for i in table.filled if not (aside and table.columns[i].kind is Kind.ASIDE)]
+    cells = [[_cell(table, number, i) for i in places] for number in range(len(table.rows))]
+    columns = [table.columns[i] for i in places]
+    widths = _widths(columns, cells, console.width)
+    console.print(Text(table.title, style="italic"))
+    if not widths:
+        _print_stacked(columns, cells, console)
+        return
+    shown = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    for at, column in enumerate(columns):
+        justify: JustifyMethod = "right" if column.flush_right else "left"
+        shown.add_column(Text(column.name), justify=justify, overflow="fold", width=widths[at])
+    for row in cells:
+        shown.add_row(*row)
+    console.print(shown)
 
 
-def _plain(cell: Cell) -> str:
-    return cell.plain if isinstance(cell, Hostile) else cell
+def _print_stacked(columns: Sequence[Column], cells: Sequence[Sequence[Text]], console: Console) -> None:
+    for row in cells:
+        first, rest = Text("  ").append_text(row[0]), Text()
+        for column, cell in zip(columns[1:], row[1:], strict=True):
+            if column.kind is Kind.VERDICT:
+                first.append("  ").append_text(cell)
+            elif cell.plain:
+                rest.append(("; " if rest.plain else "") + f"{column.name} ", style="dim")
+                rest.append_text(Text(", ").join(cell.split("\n")))
+        console.print(first)
+        if rest.plain:
+            console.print(Padding(rest, (0, 0, 0, 4)))
+
+
+def _widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]], console_width: int) -> list[int]:
+    """Of every column, such that no word is broken; empty where they do not fit beside each other."""
+    rows = [[Text(column.name) for column in columns], *cells]
+    least = [max(_least(column, row[at]) for row in rows) for at, column in enumerate(columns)]
+    most = [max(cell_len(line) for row in rows for line in row[at].plain.split("\n")) for at in range(len(columns))]
+    if most[0] <= console_width // 3:
+        least[0] = most[0]  # a row's name stays whole where there is room
+    spare = console_width - sum(least) - GAP * (len(columns) - 1)
+    if spare < 0:
+        return []
+    share = min(1.0, spare / max(1, sum(most) - sum(least)))
+    return [a + int((b - a) * share) for a, b in zip(least, most, strict=True)]
+
+
+def _least(column: Column, cell: Text) -> int:
+    """Columns that a cell needs so that no word of it is broken, nor a number from its unit."""
+    words = cell.plain.split("\n" if column.kind in WHOLE else None)
+    return min(LONGEST_WORD, max((cell_len(word) for word in words), default=0))
+
+
+def _cell(table: Table, number: int, at: int) -> Text:
+    value = table.rows[number][at]
+    text = value.plain if isinstance(value, Hostile) else value if isinstance(value, str) else "\n".join(value)
+    mark = table.marks[number] if table.marks and table.columns[at].kind is Kind.VERDICT else ""
+    return Text(text, style=_STYLES.get(mark, "dim") if mark else "")
 
 
 def _print_lines(lines: Sequence[str], console: Console) -> None:

@@ -27,6 +27,7 @@ from grader.web import (
     boards,
     charts,
     errors,
+    handout,
     home,
     lesson,
     security,
@@ -149,6 +150,7 @@ def _equip_templates(app: Flask) -> None:
         count=count,
         about=about,
         printed=text.printed,
+        handout_anchor=handout.anchor,
         with_lines_linked=text.with_lines_linked,
         says=figures.says,
         axes=charts.axes,
@@ -157,6 +159,7 @@ def _equip_templates(app: Flask) -> None:
     )
     app.jinja_env.tests.update(
         hostile=lambda value: isinstance(value, Hostile),
+        several=lambda value: isinstance(value, tuple),
         chart=lambda block: isinstance(block, figures.LineChart | figures.BarChart | figures.HeatMap),
         drawable=lambda chart: not figures.is_empty(chart),
         heat_map=lambda chart: isinstance(chart, figures.HeatMap),

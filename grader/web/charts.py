@@ -214,7 +214,8 @@ def key(chart: LineChart | BarChart) -> list[tuple[str, str, str]]:
         if any(bar.low is not None for bar in chart.bars):
             found.append(("interval", "├┤", "95 % interval"))
     unit = chart.y_unit if isinstance(chart, LineChart) else chart.unit
-    return found + [("limit", "┅", f"{level.name}: {amount(level.value, unit)}") for level in chart.levels]
+    sign = "┅" if isinstance(chart, LineChart) else "┃"
+    return found + [("limit", sign, f"{level.name}: {amount(level.value, unit)}") for level in chart.levels]
 
 
 def axes(chart: Chart) -> str:
@@ -304,14 +305,15 @@ def _bars(chart: BarChart) -> dict[str, Any]:
     if chart.levels:
         values = [level.value for level in chart.levels]
         length["axis"] = {**_axis(values, [amount(value, chart.unit) for value in values]), "grid": False}
-    layers: list[dict[str, Any]] = [
-        {"data": _ONE_ROW, "mark": _LEVEL_RULE, "encoding": {"x": {"datum": level.value, **length}}}
+    bar_of = {"x": {"field": "value", **length}, "y": y, "fill": fill}
+    layers: list[dict[str, Any]] = [{"mark": {"type": "bar", "height": 13, "yOffset": 9}, "encoding": bar_of}]
+    # across every bar and no further, for above each stand its words; outlined, to be seen upon a bar as well
+    across = {"type": "tick", "thickness": 4, "size": 21, "yOffset": 9, "stroke": "var(--card)", "strokeWidth": 1}
+    layers += [
+        {"mark": across | {"color": "var(--chart-limit)"}, "encoding": {"x": {"datum": level.value, **length}, "y": y}}
         for level in chart.levels
     ]
-    bar_of = {"x": {"field": "value", **length}, "y": y, "fill": fill}
-    layers.append({"mark": {"type": "bar", "height": 13, "yOffset": 9}, "encoding": bar_of})
-    # the outline in the ground's colour keeps what stands behind from crossing the words
-    words = {"type": "text", "align": "left", "baseline": "bottom", "x": 0, "stroke": "var(--card)", "strokeWidth": 4}
+    words = {"type": "text", "align": "left", "baseline": "bottom", "x": 0}
     layers.append({"mark": words, "encoding": {"y": y, "text": {"field": "said", "type": "nominal"}}})
     if any(bar.low is not None for bar in chart.bars):
         ink = {"color": "var(--ink)", "yOffset": 9}

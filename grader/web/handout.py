@@ -42,8 +42,7 @@ _TAGS = _MATHML | _words(
 _ATTRIBUTES: dict[str, set[str]] = {
     "a": {"href", "title"},
     "img": {"src", "alt", "title"},
-    "h2": {"id"},
-    "h3": {"id"},
+    **{tag: {"id"} for tag in ("h2", "h3", "h4")},
     "ol": {"start"},
     **{tag: {"class"} for tag in ("code", "pre", "span", "div")},
     **{tag: set(_MATHML_ATTRIBUTES) for tag in _MATHML},
@@ -95,24 +94,36 @@ def _shifted_heading(self: RendererHTML, tokens: list[Token], idx: int, options:
     # the page has its own h1
     token = tokens[idx]
     token.tag = f"h{min(int(token.tag[1]) + 1, 4)}" if token.tag in ("h1", "h2", "h3") else "h4"
-    if token.nesting == 1 and token.tag in ("h2", "h3"):
-        token.attrSet("id", "handout-" + _anchor(tokens[idx + 1].content))
+    if token.nesting == 1:
+        token.attrSet("id", anchor(tokens[idx + 1].content))
     return self.renderToken(tokens, idx, options, env)
 
 
-def _anchor(heading: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")[:60]
+def anchor(heading: str) -> str:
+    """What the heading of a handout is called in its page's address."""
+    return "handout-" + re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")[:60]
 
 
 def _math(content: str, options: dict[str, Any]) -> str:
     """One formula. Where the converter cannot read it, its LaTeX source: readable, and never a broken page."""
-    block = bool(options.get("display_mode"))
     latex = re.sub("[<>]", lambda found: _LATEX_FOR[found[0]], content)
     try:
-        found = to_mathml(latex, display="block" if block else "inline")
+        if not options.get("display_mode"):
+            return to_mathml(latex)
+        return "".join(to_mathml(part, display="block") for part in _beside_each_other(latex))
     except Exception:  # whatever it raises, the handout stays readable
-        found = f'<code class="tex">{html.escape(content.strip())}</code>'
-    return found
+        return f'<code class="tex">{html.escape(content.strip())}</code>'
+
+
+def _beside_each_other(latex: str) -> list[str]:
+    """The formulas of one line, which may stand below each other on a narrow screen."""
+    parts: list[str] = []
+    for piece in latex.split(r"\qquad"):
+        if parts and any(parts[-1].count(a) != parts[-1].count(b) for a, b in (("{", "}"), (r"\begin", r"\end"))):
+            parts[-1] += rf"\qquad{piece}"  # within a group
+        else:
+            parts.append(piece)
+    return parts
 
 
 def _highlight(code: str, language: str, _attributes: str) -> str:

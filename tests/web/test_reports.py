@@ -8,13 +8,15 @@ import re
 import threading
 import zlib
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from markupsafe import Markup
-from web_campus import SLUG, Campus, corpus, stored
+from web_campus import COURSE, SLUG, Campus, corpus, stored
 
 from grader.measurement import Failure, FailureKind, ProbeFailed
 from grader.models import Result, Role
+from grader.sections import Report, Section, Table
 from grader.web import charts
 from grader.web import reports as report_pages
 from grader.web.shelf import Shelf
@@ -65,7 +67,53 @@ def test_a_named_mistake_comes_with_its_step_and_hint(sqlite_campus: Campus) -> 
     html = whole(sqlite_campus, "ada", sqlite_campus.graded("ada", stored("no-rescale-output")))
     assert "no-rescale-output</code>" in html
     assert "The step to look at" in html
-    assert "Hint: " in html
+    assert "<b>Hint:</b> Rows whose maximum grows" in html
+    place = f"/c/{COURSE}/{SLUG}#handout-the-recurrence"
+    assert f'<a href="{place}">“The recurrence”</a>' in html
+    assert 'id="handout-the-recurrence"' in sqlite_campus.client("ada").get(place).text
+
+
+def test_how_a_cell_is_shown_does_not_hang_on_the_words_above_it(
+    sqlite_campus: Campus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shape(html: str) -> list[int]:
+        signs = (
+            'class="chip wrap',
+            'href="#L',
+            'class="wraps"',
+            'class="lines"',
+            "is-number",
+            "is-aside",
+            'class="step"',
+        )
+        return [html.count(sign) for sign in signs]
+
+    submission_id = sqlite_campus.graded("ada", stored("no-rescale-output"), corpus("no-rescale-output"))
+    part = f"/submissions/{submission_id}/report"
+    before = shape(sqlite_campus.client("ada").get(part).text)
+    assert min(before) > 0
+    real = report_pages.report
+
+    def reworded(*args: Any, **how: Any) -> Report:
+        found = real(*args, **how)
+        return dataclasses.replace(found, sections=tuple(_other_words(section) for section in found.sections))
+
+    monkeypatch.setattr(report_pages, "report", reworded)
+    again = sqlite_campus.client("ada").get(part).text
+    assert "What it attempts" in again
+    assert shape(again) == before
+
+
+def _other_words(section: Section) -> Section:
+    blocks = [
+        dataclasses.replace(
+            block, columns=tuple(dataclasses.replace(one, name="What it attempts") for one in block.columns)
+        )
+        if isinstance(block, Table)
+        else block
+        for block in section.blocks
+    ]
+    return dataclasses.replace(section, sentences=("Said otherwise.",) * len(section.sentences), blocks=tuple(blocks))
 
 
 def test_lines_of_the_file_link_to_the_source(sqlite_campus: Campus) -> None:

@@ -28,6 +28,21 @@
     });
   }
 
+  // charts that were not drawn yet when the page was made: the page is asked for again until it has them
+  async function fetchCharts() {
+    for (let wait_ms = 400; wait_ms < 20000 && document.querySelector("[data-undrawn]"); wait_ms *= 2) {
+      await new Promise((resolve) => { setTimeout(resolve, wait_ms); });
+      const answer = await fetch(location.href, { credentials: "same-origin" });
+      if (!answer.ok || answer.redirected) return;
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      for (const waiting of document.querySelectorAll("[data-undrawn]")) {
+        const figure = waiting.closest("figure");
+        const drawn = page.getElementById(figure.id);
+        if (drawn && !drawn.querySelector("[data-undrawn]")) figure.replaceWith(drawn);
+      }
+    }
+  }
+
   function follow(panel) {
     const line = panel.querySelector("[data-live-line]");
     const steps = panel.querySelector("[data-live-steps]");
@@ -58,6 +73,7 @@
       if (!await put(fragment, report)) return;
       over = true;
       for (const part of document.querySelectorAll("[data-under-way]")) part.remove();
+      fetchCharts().catch(() => {});
       document.title = document.title.replace(/^(#\d+) [^·]*·/, `$1 ${news.headline} ·`);
     }
 
@@ -144,6 +160,7 @@
   for (const form of document.querySelectorAll("form[data-drop]")) dropFiles(form);
   for (const form of document.querySelectorAll("form[data-draft]")) keepDraft(form);
   forgetSentDraft();
+  fetchCharts().catch(() => {});
   const panel = document.querySelector("[data-events]");
   if (panel) follow(panel);
 })();
