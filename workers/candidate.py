@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-from workers import entry, gate, protocol
+from workers import entry, protocol
 
 MAX_TEXT = 4000
 MAX_TRACEBACK_LINES = 24
@@ -365,10 +365,7 @@ def _half(arena: mmap.mmap, submission_file: str) -> _Half:
         return CpuHalf(arena, submission_file)
     from workers.devices.cuda_candidate import CudaHalf
 
-    gate.enter(arena)
-    half = CudaHalf(arena, submission_file)
-    gate.leave(arena)
-    return half
+    return CudaHalf(arena, submission_file)
 
 
 def main(control_fd: int, arena_fd: int, arena_bytes: int) -> None:

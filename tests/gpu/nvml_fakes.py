@@ -23,6 +23,7 @@ class FakeCard:
         self.processes: dict[int, int] = {}
         self.xids: queue.Queue[int] = queue.Queue()
         self.lost, self.lacks = False, set()
+        self.capability = (9, 0)
 
 
 class FakeNvml(types.ModuleType):
@@ -86,6 +87,9 @@ class FakeNvml(types.ModuleType):
 
     def nvmlDeviceGetComputeMode(self, card):
         return self._asked(card, "mode").mode
+
+    def nvmlDeviceGetCudaComputeCapability(self, card):
+        return self._asked(card, "capability").capability
 
     def nvmlEventSetCreate(self):
         return []

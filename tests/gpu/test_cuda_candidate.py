@@ -2,14 +2,21 @@
 
 import io
 import mmap
+import subprocess
+import sys
 import tarfile
+import types
 
 import pytest
 import torch
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
+from workers import gate
+from workers.devices import cuda_candidate
 from workers.devices.cuda_candidate import CudaHalf, without_launches
 from workers.storages import OperationCounts, Poison
 
@@ -85,3 +92,73 @@ def test_kernels_that_were_not_compiled_ahead_are_told_apart(tmp_path, monkeypat
     (tmp_path / "LATER").mkdir()
     (tmp_path / "LATER" / "dq_kernel.cubin").touch()
     assert half._late({}) == {"op": "late", "names": ["dq_kernel"]}
+
+
+# -- getting ready -----------------------------------------------------------------------------------------------------
+
+
+def test_only_what_needs_the_gpu_is_done_inside_the_gate(monkeypatch):
+    """Whoever measures waits for those inside: seconds of compilers there are seconds of everybody's GPU."""
+    seen = []
+    arena = mmap.mmap(-1, 4096)
+
+    def step(name, result=None):
+        return lambda: seen.append((name, gate.is_busy(arena))) or result
+
+    monkeypatch.setattr(cuda_candidate, "build_ahead", step("build"))
+    monkeypatch.setattr(cuda_candidate, "make_context", step("context", torch.zeros(1)))
+    monkeypatch.setattr(cuda_candidate, "_cubins", step("look", set()))
+    monkeypatch.setattr(cuda_candidate, "gc", types.SimpleNamespace(collect=step("collect"), freeze=lambda: None))
+    monkeypatch.setattr(cuda_candidate, "watch_launches", lambda: None)
+    monkeypatch.setattr(cuda_candidate, "_count_tuning", lambda: None)
+    CudaHalf(arena, "submission.py")
+    assert seen == [("build", False), ("context", True), ("look", False), ("collect", False)]
+    assert not gate.is_busy(arena)
+
+
+@pytest.fixture
+def builds(monkeypatch, tmp_path):
+    """A candidate's cache, and what is built in it for the host; Triton's own compiler is the real one."""
+    made = []
+    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver", "cuda.bindings.runtime"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setattr(nvidia, "CudaUtils", lambda: made.append("utils"))
+    monkeypatch.setattr(nvidia, "CudaLauncher", lambda src, metadata: made.append(metadata.name))
+    monkeypatch.setattr(cuda_candidate, "_warm_kernel", JITFunction(cuda_candidate._warm_kernel.fn))
+    monkeypatch.setattr(cuda_candidate.triton_driver, "_active", None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv(cuda_candidate.ARCH, "90")
+    return made
+
+
+def test_a_first_launch_finds_all_that_it_needs_built(builds, monkeypatch):
+    cuda_candidate.build_ahead()
+    assert builds == ["utils", "_warm_kernel"]
+    assert len(cuda_candidate._cubins()) == 1
+    assert cuda_candidate.triton_driver._active is None  # the real one is asked for at the launch
+
+    def not_now(*_args, **_kwargs):
+        raise AssertionError("something is compiled at the launch")
+
+    monkeypatch.setattr(subprocess, "run", not_now)
+    active = types.SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    )
+    monkeypatch.setattr(cuda_candidate.triton_driver, "_active", active)
+    x = torch.zeros(16)
+    assert x.data_ptr() % 16 == 0
+    kernel = cuda_candidate._warm_kernel.run(x, 16, BLOCK=16, grid=(1,), warmup=True)
+    assert kernel.metadata.name == "_warm_kernel"
+
+
+@pytest.mark.parametrize("lacks", ["arch", "compiler"])
+def test_what_cannot_be_built_ahead_is_left_to_the_launch(builds, monkeypatch, lacks):
+    if lacks == "arch":
+        monkeypatch.delenv(cuda_candidate.ARCH)
+    else:
+        monkeypatch.setattr(nvidia, "CudaUtils", lambda: (_ for _ in ()).throw(RuntimeError("no C compiler")))
+    cuda_candidate.build_ahead()
+    assert cuda_candidate.triton_driver._active is None

@@ -8,12 +8,14 @@ import types
 
 import pytest
 from gpu_fakes import FakeInterview
+from nvml_fakes import FakeCard, FakeNvml
 from test_windows import ASSIGNMENT, OPERATION, SIZE, TIMED, Track
 
 from grader.assignment import Limits
 from grader.errors import GraderFault
 from grader.measurement import Failure, FailureKind
 from workers import gpu_examination
+from workers.devices.cuda_candidate import ARCH
 from workers.gpu_examination import MOST_FAILURES, Rivals
 from workers.gpu_timing import Rival, VoidError
 from workers.interview import CandidateFailedError
@@ -231,8 +233,9 @@ def test_a_record_outlives_the_process_it_was_made_with(host):
 @pytest.fixture
 def cuda(monkeypatch):
     """workers.devices.cuda, without a driver."""
-    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver", "cuda.bindings.runtime", "pynvml"):
+    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver", "cuda.bindings.runtime"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(FakeCard(uuid="GPU-0"), FakeCard(uuid="GPU-1")))
     bindings = sys.modules["cuda.bindings"]
     bindings.driver, bindings.runtime = sys.modules["cuda.bindings.driver"], sys.modules["cuda.bindings.runtime"]
     monkeypatch.delitem(sys.modules, "workers.devices.cuda", raising=False)
@@ -257,3 +260,24 @@ def test_only_files_have_a_limit_on_processor_time(cuda, monkeypatch, whose):
     assert rlimits.get("RLIMIT_CPU") == (None if whose == "baselines" else 480)
     assert rlimits["RLIMIT_NOFILE"] == kwargs["limits"].open_files
     assert CandidateLimits().cpu_s is not None
+
+
+@pytest.mark.parametrize(
+    ("visible", "arch"), [(None, "90"), ("GPU-1", "100"), ("1", "100"), ("GPU-7", None), ("", None)]
+)
+def test_candidates_are_told_what_to_compile_for_before_they_open_the_gpu(cuda, monkeypatch, visible, arch):
+    sys.modules["pynvml"].cards[1].capability = (10, 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert cuda.cuda_environment().get(ARCH) == arch
+
+
+@pytest.mark.parametrize("trouble", ["no-library", "not-told"])
+def test_where_that_is_not_known_they_compile_when_they_launch(cuda, trouble):
+    nvml = sys.modules["pynvml"]
+    if trouble == "no-library":
+        nvml.broken = nvml.NVMLError(999)
+    else:
+        nvml.cards[0].lacks = {"capability"}
+    assert ARCH not in cuda.cuda_environment()

@@ -24,6 +24,7 @@ from cuda.bindings import driver, runtime
 
 from grader import assignment
 from grader.measurement import GpuState
+from workers.devices import nvml
 from workers.devices.gpu import GpuError, Mapped, NotMappableError
 from workers.isolation import BACKGROUND_NICE
 from workers.sandbox import Limits, SandboxPool
@@ -238,8 +239,12 @@ def baselines_pool(
 
 
 def cuda_environment() -> dict[str, str]:
-    """What of our environment a candidate needs to find the GPU."""
-    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES") if name in os.environ}
+    """What of our environment a candidate needs to find the GPU, and what it compiles for before it opens it."""
+    found = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES") if name in os.environ}
+    with contextlib.suppress(nvml.NvmlError):  # said where the GPU is opened
+        if (arch := nvml.capability()) is not None:
+            found["GPU_ARCH"] = arch
+    return found
 
 
 def view(start: int, size_bytes: int) -> torch.Tensor:

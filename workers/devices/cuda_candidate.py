@@ -17,6 +17,7 @@ import mmap
 import os
 import tarfile
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,11 +27,13 @@ import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
+from triton.runtime import driver as triton_driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from workers import entry, record
+from workers import entry, gate, record
 from workers.devices.replaying import Recorder, Replayer, watch_launches
 from workers.storages import OperationCounts, followed_by_threads
 
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
 FENCE_BYTES = 512  # a multiple of what the allocator aligns to, so that a fenced tensor is aligned as an unfenced one
 _FENCE = 0xA5
+ARCH = "GPU_ARCH"  # variable: the GPU's compute capability, such as 90
+_WARM = 16
 
 Message = dict[str, Any]
 _EMPTIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
@@ -48,6 +53,43 @@ _EMPTIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_
 def _warm_kernel(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+
+
+def build_ahead() -> None:
+    """Build what a first launch needs, as far as that needs no GPU: it takes seconds of compilers on a busy host.
+
+    Triton finds it in this process's cache. What cannot be built here, or for another GPU, is built at the launch.
+    """
+    import cuda.bindings.driver
+    import cuda.bindings.runtime  # noqa: F401 (now, not when the first request needs them)
+
+    with contextlib.suppress(Exception):
+        from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
+
+        CudaUtils()  # the library that all launches share
+        target = GPUTarget("cuda", int(os.environ[ARCH]), 32)
+        triton_driver.set_active(
+            types.SimpleNamespace(
+                get_current_device=lambda: 0, get_current_stream=lambda _device: 0, get_current_target=lambda: target
+            )
+        )
+        try:
+            kernel = _warm_kernel.warmup(torch.float32, _WARM, BLOCK=_WARM, grid=(1,))
+            CudaLauncher(kernel.src, kernel.metadata)
+        finally:
+            _warm_kernel.device_caches.clear()
+            triton_driver._active = None  # the GPU's own, when it is opened
+
+
+def make_context() -> torch.Tensor:
+    """Open the GPU and launch what makes later calls quick. Returns a number there."""
+    tick = torch.zeros(1, device="cuda")
+    _warm_kernel[(1,)](torch.zeros(_WARM, device="cuda"), _WARM, BLOCK=_WARM)
+    # the first gradient starts a thread for the device
+    leaf = torch.zeros(16, device="cuda", requires_grad=True)
+    entry.gradients(leaf * 2, [leaf], torch.ones_like(leaf))
+    torch.cuda.synchronize()
+    return tick
 
 
 class CudaHalf:
@@ -61,19 +103,12 @@ class CudaHalf:
         self._plan: _Plan | None = None
         self._held: Any = None
         self._found: list[list[Any]] = []
-        self._compiled_before: set[str] = set()
         self._n_tuned = _count_tuning()
         self._listen = watch_launches()
-        self.tick = torch.zeros(1, device="cuda")
-        import cuda.bindings.driver
-        import cuda.bindings.runtime  # noqa: F401 (now, not when the first request needs them)
-
-        # Triton builds a small C library per signature; what all share is built now
-        _warm_kernel[(1,)](torch.zeros(16, device="cuda"), 16, BLOCK=16)
-        # the first gradient starts a thread for the device
-        leaf = torch.zeros(16, device="cuda", requires_grad=True)
-        entry.gradients(leaf * 2, [leaf], torch.ones_like(leaf))
-        torch.cuda.synchronize()
+        build_ahead()
+        gate.enter(arena)
+        self.tick = make_context()
+        gate.leave(arena)
         self._compiled_before = _cubins()
         # what is there now stays: collecting it again and again would take a tenth of a second each time
         gc.collect()

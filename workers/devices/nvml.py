@@ -114,6 +114,16 @@ def read(card: Card) -> Reading:
         )
 
 
+def capability() -> str | None:
+    """Compute capability of the first visible GPU, such as "90", asked without opening it; None where unknown."""
+    seen = cards(visible_devices())
+    with session() as nvml:
+        for card in seen[:1]:
+            found = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, nvml.nvmlDeviceGetHandleByUUID(card.uuid))
+            return None if found is None else f"{found[0]}{found[1]}"
+    return None
+
+
 class XidWatch:
     """Listens for the driver's error reports (Xid) of one GPU, for as long as it is open."""
 
