@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,11 @@ from typing import Any
 
 from gpu_bench import CORPUS, PROJECT, chosen, each, held_s, opened, ran
 
-from grader.assignment import Assignment, in_dtype, load_assignment
+sys.path.append(str(PROJECT / "tests"))
+
+from in_dtype import in_dtype
+
+from grader.assignment import Assignment, load_assignment
 from grader.judging import grade_json, judge
 from grader.measurement import Examination, to_json
 from workers.gpu_examination import GpuRecord

@@ -6,7 +6,6 @@ service runs. Every complaint names file, key, value and remedy.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import hashlib
 import itertools
@@ -188,30 +187,6 @@ def load_assignment(folder: Path) -> Assignment:
     digest = hashlib.sha256("\0".join(texts[name] for name in _FILES).encode()).hexdigest()
     root = _Table(file, "", data)
     return _assignment(root, folder.name, texts["handout.md"], texts["starter.py"], digest)
-
-
-def in_dtype(assignment: Assignment, dtype: str) -> Assignment:
-    """The same assignment with everything that is asked in float32 asked in `dtype`: probes, memory and structure."""
-    cases = (dataclasses.replace(one, dtype=dtype) if one.dtype == "float32" else one for one in assignment.cases)
-    memory = assignment.memory
-    return dataclasses.replace(
-        assignment,
-        cases=tuple(cases),
-        memory=dataclasses.replace(memory, dtype=dtype) if memory is not None else None,
-        structure=dataclasses.replace(assignment.structure, dtype=dtype),
-    )
-
-
-def load_assignments(folder: Path) -> tuple[dict[str, Assignment], dict[str, str]]:
-    """Every assignment below `folder` by slug, and beside them what is wrong with those that do not load."""
-    good: dict[str, Assignment] = {}
-    bad: dict[str, str] = {}
-    for toml in sorted(folder.glob("*/assignment.toml")):
-        try:
-            good[toml.parent.name] = load_assignment(toml.parent)
-        except AssignmentError as exc:
-            bad[toml.parent.name] = str(exc)
-    return good, bad
 
 
 def _read(path: Path) -> str:

@@ -4,8 +4,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from in_dtype import in_dtype
 
-from grader.assignment import in_dtype
 from grader.judging import grade_json, judge
 from workers.examination import examine
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from in_dtype import in_dtype
 
 import reference
-from grader.assignment import in_dtype, load_assignment
+from grader.assignment import load_assignment
 from workers import numerics
 
 OPERATION = reference.load("attention.training")
