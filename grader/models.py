@@ -191,7 +191,7 @@ class Submission(Base):
         Index(None, "course_assignment_id", "submitted_at"),
         Index(None, "submitted_at", "id"),  # the latest of many, page by page
         # all that ranking a board of thousands reads, so that rows with whole files stay where they are
-        Index("ix_submission_ranking", "course_assignment_id", "state", "user_id", "submitted_at", "id"),
+        Index("ix_submission_ranking", "course_assignment_id", "user_id", "submitted_at", "id"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)

@@ -21,9 +21,7 @@ def upgrade() -> None:
     with op.batch_alter_table("board_entry") as batch:
         batch.drop_column("withheld")
         batch.drop_column("hand_ins")
-    op.create_index(
-        "ix_submission_ranking", "submission", ["course_assignment_id", "state", "user_id", "submitted_at", "id"]
-    )
+    op.create_index("ix_submission_ranking", "submission", ["course_assignment_id", "user_id", "submitted_at", "id"])
     op.create_index(
         "ix_result_ranking",
         "result",
