@@ -13,7 +13,7 @@ branch_labels = None
 depends_on = None
 
 # a stored grade is JSON without blanks, and its verdict comes before everything that a file could have written
-_IN_GRADE = "UPDATE result SET grade = replace(grade, '\"verdict\":\"{}\",\"rel', '\"verdict\":\"{}\",\"rel') "
+_IN_GRADE = 'UPDATE result SET grade = replace(grade, \'"verdict":"{}","rel\', \'"verdict":"{}","rel\') '
 
 
 def upgrade() -> None:
