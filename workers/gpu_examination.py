@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -187,6 +188,10 @@ class Rivals:
         self._running = {key: one for key, one in self._running.items() if one is not rival}
         rival.interview.end()
         rival.close()
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Keep those that get ready off the GPU meanwhile."""
+        return self._sandboxes.hold()
 
     def freeze(self) -> None:
         """Stop all of them, so that nothing of theirs runs beside a measurement."""
@@ -367,7 +372,7 @@ def examine_once(
     limits = assignment.limits
     with contextlib.ExitStack() as stack:
         compilers = stack.enter_context(ahead_pool(limits, size=n_compilers, refill=False, isolation=isolation))
-        baselines = stack.enter_context(baselines_pool(limits, isolation=isolation))
+        baselines = stack.enter_context(baselines_pool(limits, refill=False, isolation=isolation))
         # one for the probes, one to be measured
         candidates = stack.enter_context(cuda_pool(limits, size=2, refill=False, isolation=isolation))
         interpreter = stack.enter_context(interpreter_pool(limits, size=1, refill=False, isolation=isolation))
@@ -558,7 +563,7 @@ class _Course:
     def _quiet(self) -> Iterator[None]:
         """Candidates that get ready keep off the GPU meanwhile."""
         began = time.monotonic()
-        with self._examiner.sandboxes.hold():
+        with self._examiner.sandboxes.hold(), self._rivals.hold():
             seconds = self._record.seconds
             seconds["gate"] = seconds.get("gate", 0.0) + time.monotonic() - began
             yield

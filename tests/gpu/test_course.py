@@ -86,6 +86,31 @@ class Examiner:
         yield
 
 
+class OfOurs:
+    def __init__(self, name):
+        self.name = name
+
+
+class Rivals:
+    def __init__(self):
+        self.lost, self.held = [], False
+
+    @contextlib.contextmanager
+    def hold(self):
+        self.held = True
+        yield
+        self.held = False
+
+    def failed(self, rival):
+        self.lost.append(rival.name)
+
+    def of(self, assignment, operation, timed, prove):
+        return [OfOurs("naive"), OfOurs("reference")]
+
+    def freeze(self):
+        pass
+
+
 class Student:
     def __init__(self):
         self.interview = Interview()
@@ -134,7 +159,7 @@ def play(monkeypatch):
 
     def run(*outcomes, plain=None, replay="never"):
         assignment = dataclasses.replace(FORWARD, speed=dataclasses.replace(FORWARD.speed, replay=replay))
-        course = _Course(assignment, Examiner(), Gpu(), None, GpuRecord(), 1, None)
+        course = _Course(assignment, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None)
         student, calls = Student(), []
 
         def plain_call(begin, gpu, size, wrong, inputs):
@@ -211,26 +236,6 @@ def test_the_headline_of_those_who_are_asked_for_is_replayed(play, monkeypatch, 
     assert (course.replay is not None) == bool(replayed)
 
 
-class OfOurs:
-    def __init__(self, name):
-        self.name = name
-
-
-class Rivals:
-    def __init__(self):
-        self.lost, self.n_asked = [], 0
-
-    def failed(self, rival):
-        self.lost.append(rival.name)
-
-    def of(self, assignment, operation, timed, prove):
-        self.n_asked += 1
-        return [OfOurs("naive"), OfOurs("reference")]
-
-    def freeze(self):
-        pass
-
-
 @pytest.mark.parametrize(("broken", "left"), [("reference", ["naive"]), ("naive", ["naive", "reference"])])
 def test_a_baseline_that_fails_in_a_replay_costs_nobody_a_finished_grading(monkeypatch, broken, left):
     others = [OfOurs("naive"), OfOurs("reference")]
@@ -260,13 +265,13 @@ def test_a_baseline_that_fails_in_a_replay_costs_nobody_a_finished_grading(monke
 # -- the memory sweep --------------------------------------------------------------------------------------------------
 
 
-def measure(monkeypatch, point, stopwatch=None, examiner=None):
+def measure(monkeypatch, point, stopwatch=None, examiner=None, rivals=None):
     """A course that measures memory, where `point` answers for each size, and speed where there is a stopwatch."""
     monkeypatch.setattr(gpu_examination, "Interview", lambda sandbox, allowance: sandbox)
     monkeypatch.setattr(gpu_examination.Rival, "close", lambda self: None)
     cases = {case.name: types.SimpleNamespace(passed=True) for case in FORWARD.cases_on("cuda")}
     assignment = dataclasses.replace(FORWARD, speed=dataclasses.replace(FORWARD.speed, replay="never"))
-    course = _Course(assignment, examiner or Examiner(), Gpu(), None, GpuRecord(), 1, None)
+    course = _Course(assignment, examiner or Examiner(), Gpu(), rivals or Rivals(), GpuRecord(), 1, None)
     course.numeric = types.SimpleNamespace(answers=cases)
     course._point = lambda interview, timed, size, options, *, idle, ballast: point(size, ballast)
     course._bytes_of = lambda interview: 0
@@ -317,7 +322,7 @@ def test_all_of_a_files_waits_while_it_is_measured_are_bounded_together(monkeypa
     monkeypatch.setattr(gpu_examination, "open_arena", lambda interview, gpu: None)
     monkeypatch.setattr(gpu_examination, "plain_call", lambda begin, gpu, size, wrong, inputs: begin())
     monkeypatch.setattr(gpu_examination.Rival, "close", lambda self: None)
-    course = _Course(FORWARD, Examiner(), Gpu(), None, GpuRecord(), 1, None)
+    course = _Course(FORWARD, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None)
     course.numeric = types.SimpleNamespace(answers={})
     course._sweep = lambda interview: None
     course._measure(None, [])
@@ -330,21 +335,21 @@ def test_all_of_a_files_waits_while_it_is_measured_are_bounded_together(monkeypa
 
 
 def test_candidates_that_get_ready_wait_once_for_all_that_is_measured(monkeypatch):
-    held, examiner = [], Examiner()
+    held, examiner, rivals = [], Examiner(), Rivals()
 
     def point(size, ballast):
-        held.append(examiner.held)
+        held.append(examiner.held and rivals.held)
         return MemoryPoint(size=size, peak_bytes=1)
 
     class Watched(Stopwatch):
         def race(self, size, student, others, *, budget_s, headline):
-            held.append(examiner.held)
+            held.append(examiner.held and rivals.held)
             return super().race(size, student, others, budget_s=budget_s, headline=headline)
 
-    course = measure(monkeypatch, point, Watched(*[2.0] * len(FORWARD.speed.sizes)), examiner)
+    course = measure(monkeypatch, point, Watched(*[2.0] * len(FORWARD.speed.sizes)), examiner, rivals)
     assert len(course.timings) == len(FORWARD.speed.sizes)
     assert examiner.n_held == 1
-    assert not examiner.held
+    assert not (examiner.held or rivals.held)
     assert all(held)
     assert len(held) > len(FORWARD.speed.sizes)
     assert course._record.seconds["gate"] >= 0.0
@@ -415,7 +420,7 @@ def test_a_file_is_loaded_again_in_time_of_its_own(monkeypatch, again):
     sandboxes = types.SimpleNamespace(take=lambda timeout_s: None, hold=contextlib.nullcontext)
     bench = types.SimpleNamespace(arena=lambda interview: None)
     examiner = examination.Examiner(FORWARD, b"", sandboxes, lambda _stage, _fraction: None, 1, bench)
-    course = _Course(FORWARD, examiner, LockedGpu(0.0), None, GpuRecord(), 1, None)
+    course = _Course(FORWARD, examiner, LockedGpu(0.0), Rivals(), GpuRecord(), 1, None)
     course.numeric = types.SimpleNamespace(answers={})
     course._sweep = lambda interview: None
     examiner._deadline = time.monotonic() - 100.0

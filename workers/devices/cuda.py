@@ -229,13 +229,13 @@ def cuda_pool(
 
 
 def baselines_pool(
-    limits: assignment.Limits, *, isolation: Literal["auto", "none"] = "auto"
+    limits: assignment.Limits, *, refill: bool = True, isolation: Literal["auto", "none"] = "auto"
 ) -> contextlib.AbstractContextManager[SandboxPool]:
-    """Candidates for the baselines of an operation, started now; for those of others when they are asked for.
+    """Warm candidates for the two baselines of the next operation that is asked for.
 
     They outlive many gradings, in each of which they spin while they wait for the GPU.
     """
-    return cuda_pool(limits, size=2, refill=False, isolation=isolation, endless=True)
+    return cuda_pool(limits, size=2, refill=refill, isolation=isolation, endless=True)
 
 
 def cuda_environment() -> dict[str, str]:
