@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from web_campus import ROOT, SLUG
@@ -96,6 +97,22 @@ def test_what_is_not_examined_is_all_done_or_all_to_come(state: State) -> None:
 )
 def test_a_place_in_the_queue_comes_with_an_estimate(place: int | None, outlook: Outlook, line: str) -> None:
     assert live_line(a_submission(state=State.QUEUED), place, outlook).startswith(line)
+
+
+def test_a_worker_that_was_lost_is_told_while_nobody_has_it_and_when_it_is_tried_again() -> None:
+    now = datetime(2026, 11, 30, tzinfo=UTC)
+    silent = a_submission("numerics=40%")
+    silent.lease_until = now - timedelta(seconds=1)
+    assert live_line(silent, None, now=now).startswith("Its worker stopped before it was done. It is tried again")
+    assert live_line(silent, None, now=now - timedelta(seconds=2)) == "Grading: numerics 40 %."
+    waiting = a_submission(state=State.QUEUED, attempt=1)
+    waiting.lost_attempts = 1
+    assert live_line(waiting, 1, BUSY).startswith("Its worker stopped before it was done. It is tried again")
+    assert live_line(waiting, 1, BUSY).endswith("Queued. Yours is next, graded in about 1 minute.")
+    again = a_submission("numerics=40%", attempt=2)
+    again.lost_attempts = 1
+    said = "Grading: numerics 40 %. This is attempt 2: a worker stopped before it was done."
+    assert live_line(again, None, now=now) == said
 
 
 def test_the_line_says_how_far_each_stage_is_and_which_attempt_it_is() -> None:

@@ -14,6 +14,8 @@ from grader import boards, course, submissions
 from grader.db import Database
 from grader.models import Role, WorkerStatus
 
+OTHERS = ("flash-attention", "fused-bias-dropout-layernorm")  # whose handouts have the widest formulas and tables
+
 
 @pytest.fixture(scope="session")
 def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
@@ -45,6 +47,11 @@ def pages(chrome: Chrome, campus: Campus) -> Iterator[Pages]:
 @pytest.fixture
 def tour(campus: Campus) -> Tour:
     """Somebody in every state; the pages to visit, by the person who visits them."""
+    with campus.database.write() as db:
+        found = course.find_course(db, COURSE)
+        assert found is not None
+        for slug in OTHERS:
+            course.set_assignment(db, course_id=found.id, slug=slug, now=campus.now)
     campus.person("ada", password=PASSWORD, nickname="teal-owl-12")
     campus.person("grace", Role.INSTRUCTOR, password=PASSWORD)
     full = campus.graded("ada", stored("ok-block-pointers"), corpus("ok-block-pointers"))
@@ -69,6 +76,7 @@ def tour(campus: Campus) -> Tour:
         "ada": {
             "home": "/",
             "assignment": f"/c/{COURSE}/{SLUG}",
+            **{f"handout-{slug}": f"/c/{COURSE}/{slug}" for slug in OTHERS},
             "running": f"/submissions/{running}",
             "full": f"/submissions/{full}",
             "wrong": f"/submissions/{wrong}",

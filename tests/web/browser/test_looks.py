@@ -12,6 +12,11 @@ from grader.models import Role
 
 pytestmark = pytest.mark.browser
 
+# what a handout has to show and one would have to push sideways to read
+CUT = """return [...document.querySelectorAll(".prose table, .prose .math, .prose .math math")]
+  .filter((one) => one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).display !== "inline")
+  .map((one) => one.textContent.slice(0, 40))"""
+
 
 def test_every_page_fits_every_width_and_breaks_no_policy(pages: Pages, tour: Tour) -> None:
     too_wide, complaints = [], []
@@ -20,6 +25,7 @@ def test_every_page_fits_every_width_and_breaks_no_policy(pages: Pages, tour: To
             pages.appear(width=width)
             if pages.overflow() > 0:
                 too_wide.append(f"{name} at {width} px: {pages.overflow()} px too wide")
+            too_wide += [f"{name} at {width} px: {words!r} is cut" for words in pages.driver.execute_script(CUT)]
         complaints += [f"{name}: {one}" for one in pages.complaints() if not (name == "missing" and "404" in one)]
     assert too_wide == []
     assert complaints == []

@@ -153,6 +153,7 @@ def test_from_log_in_to_the_board(term: Campus, pages: Pages) -> None:
         boards.freeze(db, entry, term.catalog.load(SLUG), title="Week 3", actor_id=None, now=term.now)
     pages.open(f"{PAGE}/leaderboard")
     assert pages.find("tr.own th").text.startswith("teal-owl-12")
+    pages.wait_for("#trend-2 .drawing svg")  # the page did not wait for it, and nobody loads it again
     pictures("leaderboard")
     name = pages.find("#nickname")
     name.clear()
