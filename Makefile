@@ -6,6 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # a machine with an NVIDIA driver grades on it; every other one grades in Triton's interpreter
 DEVICE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
+FOR_GPU := $(if $(filter gpu,$(DEVICE)),--for-gpu)
 
 # folders whose tests start no sandbox and run no kernel
 QUICK := tests/judging tests/examiner tests/service tests/web
@@ -36,11 +37,11 @@ format: setup
 setup: system $(VENV)/.installed-$(DEVICE)
 
 system:
-	@scripts/install-system-packages
+	@PYTHON="$(PYTHON)" scripts/install-system-packages $(FOR_GPU)
 
 # databases, a broker and a browser: what the tests use and the service does not
 test-system:
-	@scripts/install-system-packages --for-tests
+	@PYTHON="$(PYTHON)" scripts/install-system-packages $(FOR_GPU) --for-tests
 
 $(VENV)/.installed-$(DEVICE): pyproject.toml constraints-$(DEVICE).txt
 	scripts/install-python-packages "$(PYTHON)" $(VENV) $(DEVICE)
