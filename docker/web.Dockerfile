@@ -3,12 +3,12 @@ FROM python:3.11-slim-bookworm
 
 RUN useradd --system --uid 10001 --home-dir /var/lib/tilegrade --create-home tilegrade
 WORKDIR /srv/tilegrade
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md constraints-cpu.txt ./
 COPY grader grader
 COPY workers workers
 COPY reference reference
 COPY migrations migrations
-RUN pip install --no-cache-dir --disable-pip-version-check ".[web]"
+RUN pip install --no-cache-dir --disable-pip-version-check --constraint constraints-cpu.txt ".[web]"
 COPY assignments assignments
 
 ENV TILEGRADE_DATA=/var/lib/tilegrade \
