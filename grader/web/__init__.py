@@ -175,8 +175,9 @@ def _equip_templates(app: Flask) -> None:
         static_url=static_url,
         version=__version__,
         state_of=words.state_of,
+        act_of=words.act_of,
         stages_now=words.under_way,
         verdict_of=words.verdict_of,
         axis_of=words.axis_of,
-        sketch=lambda chart: house().gallery.drawn([chart], wait_s=DRAWING_WAIT_S, keep=False).get(chart, ""),
+        sketch=lambda chart: house().gallery.drawn([chart], wait_s=DRAWING_WAIT_S, keep=False).get(chart),
     )

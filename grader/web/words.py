@@ -75,6 +75,21 @@ _STATES = {
 }
 
 
+# what is written down of a submission
+_ACTS = {
+    "cancel": "withdrawn or stopped",
+    "confirm": "decided that it does not count",
+    "give-up": "given up",
+    "rejudge": "judged again",
+    "release": "published",
+    "run-again": "sent to be measured again",
+}
+
+
+def act_of(action: str) -> str:
+    return _ACTS.get(action, action)
+
+
 def verdict_of(verdict: str) -> Word:
     return _VERDICTS.get(verdict, Word("mute", verdict))
 

@@ -527,8 +527,8 @@ def test_a_grade_is_shown_while_its_file_is_measured_again_and_when_nothing_come
     assert "host-1" not in page
     facts = grace.get(path).text
     assert "<dt>Not measured again</dt><dd>host-1 broke &lt;b&gt;</dd>" in facts
-    trail = re.findall(r"<b>([a-z-]+)</b>\s*<span>by ([^<]+)</span>", facts)
-    assert set(trail) == {("give-up", "a command or the service"), ("run-again", "grace")}
+    trail = re.findall(r"</time>, <b>([^<]+)</b>: ([a-z ]+)<", facts)
+    assert set(trail) == {("a command or the service", "given up"), ("grace", "sent to be measured again")}
     assert "What was done" not in page
     grace.post(f"{path}/run-again", data={"csrf_token": token_of(grace)})
     grace.post(f"{path}/cancel", data={"csrf_token": token_of(grace)})
