@@ -387,10 +387,10 @@ def _refusals(assignment: Assignment, examination: Examination, right: bool) -> 
 
 
 def _computing(examination: Examination) -> list[TorchOp]:
-    """Torch operations of the audited call and of all probes, but those on a number or two."""
+    """Torch operations of the audited call, of all probes and at measured sizes, but those on a number or two."""
     audited = examination.audit.torch_ops if examination.audit is not None else ()
     of_probes = [op for run in examination.probes if isinstance(run, ProbeMeasured) for op in run.torch_ops]
-    return [op for op in (*audited, *of_probes) if op.size_bytes > SCALAR_BYTES]
+    return [op for op in (*audited, *of_probes, *examination.large_ops) if op.size_bytes > SCALAR_BYTES]
 
 
 def _structure(

@@ -426,6 +426,8 @@ class Examination:
     gpu: GpuFacts | None = None
     device_fault: DeviceFault | None = None
     large_calls: tuple[LargeCall, ...] = ()
+    large_ops: tuple[TorchOp, ...] = ()  # torch's, in calls at the sizes of memory and speed on a GPU, outside windows
+    large_library_calls: tuple[TorchOp, ...] = ()
     replay: Replay | None = None
     evidence: tuple[Evidence, ...] = ()
     stages: tuple[Stage, ...] = ()
@@ -436,10 +438,10 @@ class Examination:
 
     @property
     def library_calls(self) -> tuple[TorchOp, ...]:
-        """Library attention that any call made: the audited one, or one that a probe asked for on the device."""
+        """Library attention that any call made: the audited one, a probe's, or one at the sizes that are measured."""
         audited = self.audit.library_calls if self.audit is not None else ()
         probes = [run for run in self.probes if isinstance(run, ProbeMeasured)]
-        return (*audited, *(call for run in probes for call in run.library_calls))
+        return (*audited, *(call for run in probes for call in run.library_calls), *self.large_library_calls)
 
 
 T = TypeVar("T")

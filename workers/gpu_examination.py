@@ -14,6 +14,7 @@ import secrets
 import sys
 import threading
 import time
+import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,10 +52,12 @@ from workers import claims, processes
 from workers.ahead import Compiled, ahead_pool, archives_into, compile_ahead
 from workers.ceilings import measure as measure_ceilings
 from workers.devices.cpu import Arena, interpreter_pool
+from workers.devices.gpu import Shown, SmallArena
 from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
 from workers.gpu_timing import (
     BaselineFailedError,
     Field,
+    Operations,
     Race,
     Rival,
     Size,
@@ -62,6 +65,7 @@ from workers.gpu_timing import (
     VoidError,
     WrongRows,
     WrongRowsError,
+    input_bytes,
     window_seeds,
 )
 from workers.interview import Allowance, CandidateFailedError, Interview
@@ -79,6 +83,13 @@ HEADLINE_S = 2.5
 OTHER_S = 0.8
 BALLAST_FACTOR = 4  # times what the reference needs is left to the student at the largest size,
 BALLAST_LEAST_BYTES = 1 << 30  # and at least this, for modules, local memory and rounding
+# What a file holds on the GPU before a call, beyond this, is memory that it needs. The rest is modules, and the local
+# memory of kernels that spill: 1 KiB for each of an H200's 2048 x 132 threads are 264 MiB.
+MODULES_BYTES = 1 << 30
+NAIVE_BYTES_A_SCORE = 16  # at least, of the naive chain in half precision: 18 forward, 16 with gradients
+# Memory of the host's that a call may take beyond what the process had, for compiling in between: scratch files count
+# there too, up to 512 MiB. All scores of the largest size are 8 GiB.
+HOST_BYTES = 2 << 30
 MOST_FAILURES = 3  # of a reference, before this worker goes on without it
 LANES = 4  # one holds the GPU, one is ready for it, two are compiled and audited
 SWITCH_S = 1e-4
@@ -107,9 +118,13 @@ class CudaBench:
 
     def arena(self, interview: Interview) -> Arena:
         """Memory that a fresh candidate shares with us: opens it there, and hands over what was compiled ahead."""
-        open_arena(interview, self._gpu)
-        archives_into(interview, self._archives)
+        self.ready(interview, self._gpu)
         return Arena(self._gpu.arena[:PROBE_BYTES])
+
+    def ready(self, interview: Interview, shown: Shown) -> None:
+        """Have a fresh candidate open this memory of ours, and hand over what was compiled ahead."""
+        open_arena(interview, shown)
+        archives_into(interview, self._archives)
 
     def naive(self, operation: Operation, inputs: Inputs, options: Options) -> dict[str, torch.Tensor]:
         """The naive baseline's outputs, on the CPU, computed as this GPU computes."""
@@ -347,6 +362,8 @@ def examine_on_gpu(
         device_fault=fault,
         compile_report=compiled.report if compiled is not None else None,
         large_calls=tuple(course.large_calls),
+        large_ops=course.operations.torch_ops(),
+        large_library_calls=course.operations.library_calls(),
         replay=replayed,
         evidence=tuple(dict.fromkeys((*examination.evidence, *course.evidence, *signs))),
     )
@@ -476,7 +493,7 @@ def _compilers() -> int:
     return max(1, min(8, (os.cpu_count() or 2) // 2))
 
 
-def open_arena(interview: Interview, gpu: Gpu) -> None:
+def open_arena(interview: Interview, gpu: Shown) -> None:
     """Have a candidate map the examiner's memory."""
     interview.ask({"op": "arena", "handle": gpu.handle, "bytes": len(gpu.arena)}, stage="load")
     interview.answer(30.0)
@@ -507,6 +524,9 @@ class _Course:
         self.memory: list[MemoryPoint] = []
         self.timings: list[Timing] = []
         self.large_calls: list[LargeCall] = []
+        self.operations = Operations()
+        self._small: SmallArena | None = None  # for the memory sweep
+        self._bare_bytes: int | None = None  # of the process that is measured, on the GPU, before it loads the file
         self.replay: Replay | None = None
         self.evidence: list[Evidence] = []
         self.before: GpuState | None = None
@@ -580,9 +600,13 @@ class _Course:
             return
         interview = Interview(self._examiner.sandboxes.take(timeout_s=60.0), self._waits)
         student = Rival("student", interview, self._gpu)
+        student.operations = self.operations
+        small = contextlib.ExitStack()  # what is in it is freed when the candidate is gone
         try:
             with self._timed("load"):
-                self._load(interview)
+                if self._sweeps:
+                    self._small = small.enter_context(self._gpu.small_arena(self._sweep_bytes()))
+                self._load(interview, self._small)
             right = all(answer.passed for answer in self.numeric.answers.values())
             with self._quiet():
                 with self._timed("memory"):
@@ -593,6 +617,8 @@ class _Course:
                     and len(self.numeric.answers) == len(self._assignment.cases_on("cuda"))
                 ):
                     with self._timed("timing"):
+                        if self._sweeps:
+                            open_arena(interview, self._gpu)
                         self._race(stopwatch, student, others)
             if self._record.looks_for_late and interview.ending is None:
                 interview.ask({"op": "late"}, stage="timing")
@@ -607,6 +633,7 @@ class _Course:
         finally:
             interview.end()
             student.close()
+            small.close()
             self.evidence += interview.evidence
 
     # -- speed ---------------------------------------------------------------------------------------------------
@@ -663,9 +690,12 @@ class _Course:
                 outcome=ReplayOutcome.NOT_REPLAYABLE, axes=dict(size.axes), detail=f"the replay said nothing: {exc}"
             )
 
-    def _load(self, interview: Interview) -> None:
-        """Have a fresh candidate open the arena and load the file."""
-        self._examiner.bench.arena(interview)
+    def _load(self, interview: Interview, shown: SmallArena | None = None) -> None:
+        """Have a fresh candidate open an arena, the usual one if no small one is given, and load the file."""
+        bench = typing.cast(CudaBench, self._examiner.bench)
+        bench.ready(interview, shown if shown is not None else self._gpu)
+        if shown is not None:
+            self._bare_bytes = self._named_bytes(interview)
         self._examiner.start_clock()  # probes before it may have taken all the time that they had
         self._examiner.load(interview)
 
@@ -751,12 +781,35 @@ class _Course:
 
     # -- memory --------------------------------------------------------------------------------------------------
 
+    @property
+    def _sweeps(self) -> bool:
+        sweep = self._assignment.memory
+        timed = timed_operations.load(self._assignment.operation)
+        return sweep is not None and timed is not None and bool(sweep.cuda_sizes)
+
+    def _sweep_size(self, length: int) -> Size:
+        """The call that is measured, with that length of the axes that grow."""
+        sweep = self._assignment.memory
+        assert sweep is not None
+        return Size(
+            axes=dict(sweep.axes_on("cuda")) | dict.fromkeys(sweep.along, length),
+            dtype=getattr(torch, sweep.dtype),
+            options=dict(self._assignment.structure.options),
+        )
+
+    def _sweep_bytes(self) -> int:
+        """What the inputs of the largest call take."""
+        sweep = self._assignment.memory
+        timed = timed_operations.load(self._assignment.operation)
+        assert sweep is not None
+        assert timed is not None
+        return input_bytes(timed, self._sweep_size(sweep.cuda_sizes[-1]), 1)
+
     def _sweep(self, interview: Interview) -> None:
         sweep = self._assignment.memory
         timed = timed_operations.load(self._assignment.operation)
-        if sweep is None or timed is None or not sweep.cuda_sizes:
+        if sweep is None or timed is None or not self._sweeps:
             return
-        options = self._assignment.structure.options
         largest = sweep.cuda_sizes[-1]
         idle = 0
         for number, size in enumerate(sweep.cuda_sizes):
@@ -764,9 +817,12 @@ class _Course:
             try:
                 if number == 0:
                     # the first call loads modules and compiles: it is made once before anything is read
-                    self._point(interview, timed, size, options, idle=0, ballast=False)
+                    self._point(interview, timed, size, idle=0, ballast=False)
+                    # what it holds by now beyond modules is memory that it needs
                     idle = self._bytes_of(interview)
-                point = self._point(interview, timed, size, options, idle=idle, ballast=size == largest)
+                    if self._bare_bytes is not None:
+                        idle = min(idle, self._bare_bytes + MODULES_BYTES)
+                point = self._point(interview, timed, size, idle=idle, ballast=size == largest)
             except CandidateFailedError as exc:
                 if exc.failure.kind is not FailureKind.TIME_LIMIT:
                     self.memory.append(MemoryPoint(size=size, peak_bytes=0, failure=exc.failure))
@@ -780,27 +836,21 @@ class _Course:
         interview: Interview,
         timed: timed_operations.Timed,
         size: int,
-        options: Mapping[str, Any],
         *,
         idle: int,
         ballast: bool,
     ) -> MemoryPoint:
-        """Device memory at one size, above `idle`, by NVML. Ballast leaves free little beyond the reference's need."""
-        sweep = self._assignment.memory
-        assert sweep is not None
-        operation = self._examiner.operation
-        axes = dict(sweep.axes_on("cuda")) | dict.fromkeys(sweep.along, size)
-        dtype = getattr(torch, sweep.dtype)
-        costs = operation.costs(axes, dtype, options)
-        inputs = Field(
-            self._gpu,
-            operation,
-            timed,
-            Size(axes=axes, dtype=dtype, options=options),
-            1,
-            seeds=window_seeds(self._seed, f"memory-{size}"),
-        )
+        """Memory at one size: the device's above `idle` by NVML, and what of the host's is more than compiling takes.
+
+        Ballast leaves free little beyond the reference's need.
+        """
+        assert self._small is not None
+        operation, call = self._examiner.operation, self._sweep_size(size)
+        costs = operation.costs(call.axes, call.dtype, call.options)
+        inputs = Field(self._small, operation, timed, call, 1, seeds=window_seeds(self._seed, f"memory-{size}"))
         inputs.fill(time.perf_counter)
+        inputs.show()
+        self._small.settle()
         request = inputs.request(1) | {"op": "measure"}
         leave = max(BALLAST_LEAST_BYTES, BALLAST_FACTOR * costs.reference_peak_bytes)
         peak = kept = 0
@@ -808,6 +858,8 @@ class _Course:
         failure: Failure | None = None
         with self._gpu.ballast(leave) if ballast else contextlib.nullcontext():
             try:
+                if ballast:
+                    self._hold_to_little(interview, size, costs.naive_peak_bytes, leave)
                 peak = self._watched(interview, request, size) - idle
                 interview.ask({"op": "trim", "drop": False}, stage=f"memory-{size}")
                 interview.answer(self._call_s())
@@ -831,6 +883,19 @@ class _Course:
             failure=failure,
         )
 
+    def _hold_to_little(self, interview: Interview, size: int, naive_bytes: int, leave: int) -> None:
+        """What is held before a call, and what is left to it, must not have room for all scores, a byte for each."""
+        now = self._named_bytes(interview)
+        if now is None or self._bare_bytes is None:
+            return
+        held = now - self._bare_bytes
+        if held > max(MODULES_BYTES, naive_bytes // NAIVE_BYTES_A_SCORE - leave):
+            message = (
+                f"{held / 2**30:.1f} GiB of the GPU were held before the call at {size}: with the "
+                f"{leave / 2**30:.1f} GiB left to it there is room for all scores"
+            )
+            self.evidence.append(Evidence(kind="memory-held", message=message))
+
     def _needs(self, failure: Failure, naive_bytes: int, left_bytes: int | None) -> Failure:
         """The failure, with what was left and what a whole score matrix would need."""
         if "out of memory" not in failure.message.lower():
@@ -842,15 +907,26 @@ class _Course:
         )
 
     def _watched(self, interview: Interview, request: dict[str, Any], size: int) -> int:
-        """Most bytes that NVML saw from the request to just after its answer, while nothing was freed yet."""
+        """Most bytes that NVML saw from the request to just after its answer, while nothing was freed yet.
+
+        The control group sees what of the host's memory was taken meanwhile, where it counts that.
+        """
+        sandbox = interview.sandbox
+        sandbox.reset_memory_peak()
+        before = sandbox.memory_peak_bytes()
         interview.ask(request, stage=f"memory-{size}")
-        pids = processes.tree(interview.sandbox.pid)
+        pids = processes.tree(sandbox.pid)
         with _polling(lambda: self._gpu.process_bytes(pids) or 0) as most:
-            interview.answer(self._call_s())
-        return max(most(), self._bytes_of(interview))
+            self.operations.add(interview.answer(self._call_s()))
+        after = sandbox.memory_peak_bytes()
+        host = after - before if before is not None and after is not None else 0
+        return max(most(), self._bytes_of(interview)) + max(0, host - HOST_BYTES)
+
+    def _named_bytes(self, interview: Interview) -> int | None:
+        return self._gpu.process_bytes(processes.tree(interview.sandbox.pid))
 
     def _bytes_of(self, interview: Interview) -> int:
-        found = self._gpu.process_bytes(processes.tree(interview.sandbox.pid))
+        found = self._named_bytes(interview)
         # where NVML names no processes, everything on the card counts: the lock is ours and the others are frozen
         return found if found is not None else self._gpu.used_bytes()
 

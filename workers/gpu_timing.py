@@ -23,12 +23,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from grader.assignment import Assignment
-from grader.measurement import Evidence, Timing
+from grader.measurement import Evidence, Timing, TorchOp
 from reference.operation import Operation
 from reference.timed import SHARED_COPIES, Expected, Rows, Timed
 from workers import claims, timing
 from workers.devices.cpu import READABLE
-from workers.devices.gpu import Mapped, NotMappableError, TimedGpu
+from workers.devices.gpu import Mapped, NotMappableError, Shown, TimedGpu
 from workers.interview import CandidateFailedError, Interview
 
 P = ParamSpec("P")
@@ -126,32 +126,66 @@ def window_seeds(seed: int, what: str) -> Iterator[int]:
         yield int.from_bytes(digest[:8], "big") >> 1
 
 
+class Operations:
+    """Torch operations of calls at the sizes that are measured. Claims, as those of the probes are."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[tuple[str, int | None], TorchOp]] = {"torch_ops": {}, "library_calls": {}}
+
+    def add(self, said: Mapping[str, Any]) -> None:
+        """Take in the facts of an answer, each operation of a line as it was at its largest. Raises ClaimError."""
+        facts = said.get("facts", {})
+        if not isinstance(facts, dict):
+            raise claims.ClaimError("facts are not an object")
+        for key, seen in self._seen.items():
+            for op in claims.torch_ops(facts, key):
+                at = (op.op, op.line)
+                if len(seen) < claims.MAX_ITEMS or at in seen:
+                    seen[at] = max(seen.get(at, op), op, key=lambda one: one.size_bytes)
+
+    def torch_ops(self) -> tuple[TorchOp, ...]:
+        return tuple(self._seen["torch_ops"].values())
+
+    def library_calls(self) -> tuple[TorchOp, ...]:
+        return tuple(self._seen["library_calls"].values())
+
+
+def _places(timed: Timed, size: Size, n_calls: int) -> tuple[dict[str, tuple[int, int, int]], int]:
+    """By input: offset of the first copy, distance from one to the next, copies. And the bytes of all."""
+    found, end = {}, 0
+    for number, (name, (shape, dtype)) in enumerate(timed.shapes(size.axes, size.dtype).items()):
+        copies = n_calls if number == 0 else min(SHARED_COPIES, n_calls)
+        distance = -(-math.prod(shape) * dtype.itemsize // ALIGN) * ALIGN
+        found[name] = (end, distance, copies)
+        end += copies * distance
+    return found, end
+
+
+def input_bytes(timed: Timed, size: Size, n_calls: int) -> int:
+    """What the inputs of so many calls take in an arena."""
+    return _places(timed, size, n_calls)[1]
+
+
 class Field:
     """The inputs of all calls of a window: made in memory of the examiner's own, and shown in the arena."""
 
     def __init__(
-        self, gpu: TimedGpu, operation: Operation, timed: Timed, size: Size, n_calls: int, *, seeds: Iterator[int]
+        self, gpu: Shown, operation: Operation, timed: Timed, size: Size, n_calls: int, *, seeds: Iterator[int]
     ) -> None:
         self.n_calls, self._gpu, self._operation, self._timed, self._size = n_calls, gpu, operation, timed, size
         self._device = gpu.arena.device
         self._seeds = seeds
         self._generator = torch.Generator(device=self._device)
-        self._places: dict[str, tuple[int, int, int]] = {}  # offset of the first copy, distance, copies
+        self._places, self.used_bytes = _places(timed, size, n_calls)
+        if self.used_bytes > len(gpu.arena):
+            raise ValueError(f"{n_calls} calls need more than the arena's {len(gpu.arena) >> 20} MiB")
         self.blocks: dict[str, torch.Tensor] = {}
-        end = self.own_bytes = 0
-        for number, (name, (shape, dtype)) in enumerate(timed.shapes(size.axes, size.dtype).items()):
-            copies = n_calls if number == 0 else min(SHARED_COPIES, n_calls)
-            count = math.prod(shape)
-            distance = -(-count * dtype.itemsize // ALIGN) * ALIGN
-            if end + copies * distance > len(gpu.arena):
-                raise ValueError(f"{n_calls} calls need more than the arena's {len(gpu.arena) >> 20} MiB")
-            flat = gpu.private[end : end + copies * distance].view(dtype)
+        for name, (shape, dtype) in timed.shapes(size.axes, size.dtype).items():
+            offset, distance, copies = self._places[name]
+            flat = gpu.private[offset : offset + copies * distance].view(dtype)
             strides = torch.empty(shape, device="meta").stride()
             self.blocks[name] = flat.as_strided((copies, *shape), (distance // dtype.itemsize, *strides))
-            self._places[name] = (end, distance, copies)
-            end += copies * distance
-            self.own_bytes = self.own_bytes or distance  # of the first input: what every call has to itself
-        self.used_bytes = end
+        _, self.own_bytes, _ = next(iter(self._places.values()))  # of the first input: what every call has to itself
         self._planted = torch.zeros(1, dtype=torch.int64, device=self._device)
 
     def fill(self, clock: Callable[[], float]) -> float:
@@ -291,6 +325,7 @@ class Rival:
         self._mapped: dict[int, Mapped] = {}
         self._starts: list[int] = []
         self._outputs: list[_Output] = []
+        self.operations = Operations()  # of the calls that nobody times
         self._tables: dict[int, list[torch.Tensor]] = {}  # by calls: one table of addresses for each output
         self._field: Field | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}  # what the outputs must be
@@ -334,6 +369,7 @@ class Rival:
             self._ask({"op": "release"})
             said = self._ask({"op": "rehearse", "k": n_calls})
             self._outputs = [self._checked(row) for row in claims.rows(said, "outputs")]
+            self.operations.add(said)
             if [output.name for output in self._outputs] != list(self._shapes):
                 raise claims.ClaimError("the outputs are not those that were asked for")
             n_segments = claims.count(said, "n_segments")
@@ -553,7 +589,10 @@ class Stopwatch:
 
     def calibrate(self, size: Size) -> None:
         """Learn how long this GPU, idle, takes to write inputs of this size. Call while no student's code runs."""
-        inputs = Field(self._gpu, self._operation, self._timed, size, PILOT_CALLS * 4, seeds=self._seeds)
+        n_calls = PILOT_CALLS * 4
+        while n_calls > 1 and input_bytes(self._timed, size, n_calls) > len(self._gpu.arena):
+            n_calls //= 2
+        inputs = Field(self._gpu, self._operation, self._timed, size, n_calls, seeds=self._seeds)
         inputs.fill(self._clock)
         fastest = min(inputs.fill(self._clock) for _ in range(3))
         self._idle_ms_per_byte[str(size.axes)] = fastest / inputs.used_bytes

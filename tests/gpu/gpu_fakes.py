@@ -6,6 +6,7 @@ says how long it took.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import types
@@ -16,7 +17,7 @@ import torch
 
 from workers import claims
 from workers.devices import cuda_candidate
-from workers.devices.gpu import Mapped, NotMappableError
+from workers.devices.gpu import Mapped, NotMappableError, SmallArena
 from workers.interview import CandidateFailedError
 
 
@@ -48,9 +49,34 @@ class FakeGpu:
         self.n_gathers = 0
         self.on_settle = lambda: None
 
+        self.arenas = {self.handle: self.arena}
+        self.held_bytes, self.total_bytes = 500 << 20, 1 << 40  # of the only candidate, as NVML tells them
+
     def settle(self):
         self.clock.pass_ms(self.settle_ms)
         self.on_settle()
+
+    @contextlib.contextmanager
+    def small_arena(self, size_bytes):
+        handle = f"{len(self.arenas):02x}" * 64
+        self.arenas[handle] = torch.zeros(size_bytes, dtype=torch.uint8)
+        yield SmallArena(self.arenas[handle], self.private[:size_bytes], handle, self.settle)
+        del self.arenas[handle]
+
+    def process_bytes(self, pids):
+        return self.held_bytes
+
+    @contextlib.contextmanager
+    def ballast(self, leave_bytes):
+        before, self.total_bytes = self.total_bytes, self.held_bytes + leave_bytes
+        yield leave_bytes
+        self.total_bytes = before
+
+    def take(self, size_bytes):
+        """What a candidate does that allocates device memory of its own."""
+        if self.held_bytes + size_bytes > self.total_bytes:
+            raise RuntimeError("CUDA out of memory")
+        self.held_bytes += size_bytes
 
     def pulse(self):
         return 1980, 400.0
@@ -117,12 +143,19 @@ class FakeSandbox:
     def __init__(self):
         self.frozen = False
         self.pid = 0
+        self.host_bytes = self.host_peak_bytes = 1 << 30
 
     def freeze(self):
         self.frozen = True
 
     def thaw(self):
         self.frozen = False
+
+    def reset_memory_peak(self):
+        self.host_peak_bytes = self.host_bytes
+
+    def memory_peak_bytes(self):
+        return self.host_peak_bytes
 
 
 class FakeInterview:
@@ -168,7 +201,12 @@ def make_candidate(gpu, clock, allocator, call, monkeypatch, *, is_autograd=Fals
     half.tick = torch.zeros(1)
     half._submission_file, half._n_tuned, half._listen = "submission.py", lambda: 0, lambda note: None
     half._memory, half._plan, half._held, half._found = gpu.arena, None, None, []
-    monkeypatch.setattr(half, "_open_arena", lambda message: {"op": "opened"})
+
+    def opened(message):
+        half._memory = gpu.arenas[message["handle"]]
+        return {"op": "opened"}
+
+    monkeypatch.setattr(half, "_open_arena", opened)
     made = candidate.Candidate(mmap.mmap(-1, 4096), Path("submission.py"), half)
     made.entry = entry.Entry("call", call, is_autograd)
     return made

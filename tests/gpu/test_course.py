@@ -38,7 +38,7 @@ def failed(kind=FailureKind.RAISES, message="OutOfResources"):
 
 class Interview:
     def __init__(self):
-        self.ended, self.ending, self.evidence, self.asked = False, None, [], []
+        self.ended, self.ending, self.evidence, self.asked, self.pid = False, None, [], [], 0
         self.sandbox = self
 
     def ask(self, message, *, stage):
@@ -72,7 +72,7 @@ class Examiner:
     def take(self, timeout_s):
         return Interview()
 
-    def arena(self, interview):
+    def ready(self, interview, shown):
         pass
 
     def start_clock(self):
@@ -144,8 +144,11 @@ class Stopwatch:
         return "inputs"
 
 
-class Gpu:
+class Gpu(FakeGpu):
     name = "NVIDIA H200"
+
+    def __init__(self):
+        super().__init__(Clock())
 
 
 @dataclasses.dataclass
@@ -273,8 +276,8 @@ def measure(monkeypatch, point, stopwatch=None, examiner=None, rivals=None):
     assignment = dataclasses.replace(FORWARD, speed=dataclasses.replace(FORWARD.speed, replay="never"))
     course = _Course(assignment, examiner or Examiner(), Gpu(), rivals or Rivals(), GpuRecord(), 1, None)
     course.numeric = types.SimpleNamespace(answers=cases)
-    course._point = lambda interview, timed, size, options, *, idle, ballast: point(size, ballast)
-    course._bytes_of = lambda interview: 0
+    course._point = lambda interview, timed, size, *, idle, ballast: point(size, ballast)
+    monkeypatch.setattr(gpu_examination.processes, "tree", lambda pid: ())
     course._measure(stopwatch, [])
     return course
 
@@ -418,7 +421,7 @@ def test_a_file_is_loaded_again_in_time_of_its_own(monkeypatch, again):
     monkeypatch.setattr(gpu_examination.Rival, "close", lambda self: None)
     monkeypatch.setattr(examination.Examiner, "load", lambda self, interview: left_s.append(self._left_s()))
     sandboxes = types.SimpleNamespace(take=lambda timeout_s: None, hold=contextlib.nullcontext)
-    bench = types.SimpleNamespace(arena=lambda interview: None)
+    bench = types.SimpleNamespace(ready=lambda interview, shown: None)
     examiner = examination.Examiner(FORWARD, b"", sandboxes, lambda _stage, _fraction: None, 1, bench)
     course = _Course(FORWARD, examiner, LockedGpu(0.0), Rivals(), GpuRecord(), 1, None)
     course.numeric = types.SimpleNamespace(answers={})

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import math
 import sys
+import threading
 import types
 import weakref
 from pathlib import Path
@@ -22,6 +23,7 @@ from workers.gpu_examination import Rivals, _Course
 from workers.gpu_timing import (
     BaselineFailedError,
     Field,
+    Operations,
     Rival,
     Size,
     Stopwatch,
@@ -511,6 +513,46 @@ def test_a_file_that_is_faster_in_every_window_is_not_timed(track):
 
     with pytest.raises(VoidError, match="less time in each window"):
         track.race(track.rival("student", ms=0.0, call=hastening))
+
+
+def test_torch_that_computes_in_later_calls_of_a_window_alone_is_noted(track):
+    """Also in a thread; and what only allocates, copies and fills is none of it."""
+
+    def borrowing(honest):
+        calls = itertools.count()
+
+        def call(q, k, v, is_causal):
+            o, lse = honest(q, k, v, is_causal)
+            if next(calls) > 4:
+                worker = threading.Thread(target=lambda: lse.copy_(torch.erf(lse)))
+                worker.start()
+                worker.join()
+            return o, lse
+
+        return call
+
+    student = track.rival("student", ms=24.0, call=borrowing)
+    with pytest.raises(WrongRowsError):
+        track.race(student, headline=False)
+    assert "erf" in {op.op for op in student.operations.torch_ops()}
+    assert "copy_" not in {op.op for op in student.operations.torch_ops()}
+
+
+@pytest.mark.parametrize("facts", [[], "no", {"torch_ops": [{"op": 3}]}, {"library_calls": {}}])
+def test_what_a_file_says_of_torch_is_read_as_a_claim(track, facts):
+    student = track.rival("student", ms=24.0)
+    answer = student.interview.answer
+    student.interview.answer = lambda timeout_s: dict(answer(timeout_s)) | {"facts": facts}
+    with pytest.raises(ClaimError):
+        track.race(student, headline=False)
+
+
+def test_only_so_many_operations_are_kept(track):
+    kept = Operations()
+    for first in range(0, 1000, 20):
+        rows = [{"op": f"op{number}", "count": 1, "bytes": number} for number in range(first, first + 20)]
+        kept.add({"facts": {"torch_ops": rows}})
+    assert len(kept.torch_ops()) == 64
 
 
 def test_a_result_given_to_two_calls_is_noticed_by_its_address(track):

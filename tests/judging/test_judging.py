@@ -391,6 +391,18 @@ def test_structure_is_held_against_the_audit(changes, check):
     assert [one.name for one in grade.structure.checks if not one.ok] == [check]
 
 
+def test_what_torch_does_at_measured_sizes_alone_counts_as_anywhere():
+    """A file may compute by itself where it is probed, and borrow where it is timed."""
+    ops = (TorchOp(op="_softmax", count=1, size_bytes=1 << 30), TorchOp(op="mul", count=1, size_bytes=1 << 30))
+    assert judged(large_ops=ops[1:]).structure.failed("torch-ops")
+    assert judged(large_ops=ops[1:]).verdict is Verdict.PARTIAL
+    forbidding = dataclasses.replace(ASSIGNMENT.structure, forbidden_ops=("_softmax",))
+    asked = dataclasses.replace(ASSIGNMENT, structure=forbidding)
+    assert judge(asked, examination_of(asked, large_ops=ops)).verdict is Verdict.REFUSED
+    library = (TorchOp(op="_scaled_dot_product_flash_attention", count=1, size_bytes=8, line=12),)
+    assert judged(large_library_calls=library).verdict is Verdict.REFUSED
+
+
 @pytest.mark.parametrize("op", ["copy", "aten.clone.default", "aten::contiguous", "aten.fill_.Scalar"])
 def test_copies_and_fills_are_always_allowed(op):
     audit = audit_of(ASSIGNMENT, torch_ops=(TorchOp(op=op, count=1, size_bytes=8),))

@@ -25,7 +25,7 @@ from cuda.bindings import driver, runtime
 from grader import assignment
 from grader.measurement import GpuState
 from workers.devices import nvml
-from workers.devices.gpu import GpuError, Mapped, NotMappableError
+from workers.devices.gpu import GpuError, Mapped, NotMappableError, SmallArena
 from workers.isolation import BACKGROUND_NICE
 from workers.sandbox import Limits, SandboxPool
 
@@ -41,6 +41,7 @@ CONTROL_BYTES = 64 << 20  # host memory shared with a candidate: its source, and
 LOCKS = Path("/run/tilegrade")
 
 _BALLAST_BLOCK_BYTES = 4 << 30
+_GRANULE_BYTES = 2 << 20  # of what the driver hands out, so that an arena shares its pages with nothing
 
 
 class Gpu:
@@ -62,7 +63,7 @@ class Gpu:
         self.free_since = time.monotonic()
         pynvml.nvmlInit()
         self._nvml = _nvml_handle(self.uuid, index)
-        size = (self.total_bytes // 5 if arena_bytes is None else arena_bytes) >> 21 << 21
+        size = (self.total_bytes // 5 if arena_bytes is None else arena_bytes) // _GRANULE_BYTES * _GRANULE_BYTES
         # beside both fit this, a third of it for each baseline, their temporaries, and warm candidates' contexts
         self.room_bytes = self.total_bytes // 5
         self._start = int(_checked(runtime.cudaMalloc(size)))
@@ -76,6 +77,17 @@ class Gpu:
         for start in (self._start, self._private):
             _checked(runtime.cudaFree(start))
         pynvml.nvmlShutdown()
+
+    @contextlib.contextmanager
+    def small_arena(self, size_bytes: int) -> Iterator[SmallArena]:
+        """An arena of that size, for a candidate that must find no room in it. End the candidate before leaving."""
+        size = -(-size_bytes // _GRANULE_BYTES) * _GRANULE_BYTES
+        start = int(_checked(runtime.cudaMalloc(size)))
+        try:
+            handle = bytes(_checked(runtime.cudaIpcGetMemHandle(start)).reserved).hex()
+            yield SmallArena(view(start, size), self.private[:size], handle, self.settle)
+        finally:
+            _checked(runtime.cudaFree(start))
 
     def map(self, start: int, size_bytes: int, handle: str) -> Mapped:
         """Map a candidate's allocation. Raises NotMappableError when the handle is no good or spans less than said."""

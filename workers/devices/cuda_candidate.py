@@ -35,7 +35,7 @@ from triton.runtime.jit import JITFunction
 
 from workers import entry, gate, record
 from workers.devices.replaying import Recorder, Replayer, watch_launches
-from workers.storages import OperationCounts, followed_by_threads
+from workers.storages import OperationCounts, Poison, followed_by_threads
 
 if TYPE_CHECKING:
     from workers.candidate import Candidate
@@ -199,7 +199,8 @@ class CudaHalf:
         """A window whose answer describes the outputs. `same` once it leaves them where the last one did."""
         plan = self._planned()
         before = plan.known.get(message["k"])
-        plan.run(message["k"])
+        with self._counted() as counts:
+            plan.run(message["k"])
         self._found = _segments(plan.ptrs)
         return {
             "op": "rehearsed",
@@ -207,7 +208,16 @@ class CudaHalf:
             "outputs": plan.describe(),
             "ptrs": plan.ptrs,
             "n_segments": len(self._found),
+            "facts": counts.facts(),
         }
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[OperationCounts]:
+        """Count the torch operations of calls that nobody times; it costs too much where somebody does."""
+        counts = OperationCounts(self._submission_file)
+        mode = Poison(counts, fill=False)
+        with mode, followed_by_threads(mode):
+            yield counts
 
     def _segments(self, message: Message) -> Message:
         """Hand out the memory that outputs of the last rehearsal lie in, some at a time."""
@@ -235,14 +245,16 @@ class CudaHalf:
         self._held = None
         plan = _Plan(self, candidate, message)
         self._held = plan
-        plan.outputs = [plan.forward(0)]
+        with self._counted() as counts:
+            plan.outputs = [plan.forward(0)]
         torch.cuda.synchronize()
-        return {"op": "measured"}
+        return {"op": "measured", "facts": counts.facts()}
 
     def _backward(self, _message: Message) -> Message:
-        self._held.backward()
+        with self._counted() as counts:
+            self._held.backward()
         torch.cuda.synchronize()
-        return {"op": "measured"}
+        return {"op": "measured", "facts": counts.facts()}
 
     def _trim(self, message: Message) -> Message:
         """Give memory that nothing uses back to the device. With `drop`, forget results and planned calls first."""

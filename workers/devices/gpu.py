@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,16 +26,42 @@ class Mapped:
     here: int  # the same byte in ours
 
 
-class TimedGpu(Protocol):
-    """What windows of calls need; a fake of it runs in the tests."""
+class Shown(Protocol):
+    """Memory that candidates map, and the examiner's own copy of what lies there."""
 
-    arena: torch.Tensor  # bytes on the device, which every candidate maps
-    private: torch.Tensor  # as many, which none maps
-    handle: str  # by which they do
-    room_bytes: int  # device memory that the outputs of one window may take
+    @property
+    def arena(self) -> torch.Tensor:
+        """Bytes on the device, which candidates map."""
+
+    @property
+    def private(self) -> torch.Tensor:
+        """As many, which none maps."""
+
+    @property
+    def handle(self) -> str:
+        """By which they do."""
 
     def settle(self) -> None:
         """Wait for everything this process asked of the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallArena:
+    """An arena that has room for the inputs of one call and for nothing else."""
+
+    arena: torch.Tensor
+    private: torch.Tensor
+    handle: str
+    wait: Callable[[], None]
+
+    def settle(self) -> None:
+        self.wait()
+
+
+class TimedGpu(Shown, Protocol):
+    """What windows of calls need; a fake of it runs in the tests."""
+
+    room_bytes: int  # device memory that the outputs of one window may take
 
     def pulse(self) -> tuple[int, float]:
         """SM clock in MHz and power in watts at this moment; zeros where the card does not tell."""
