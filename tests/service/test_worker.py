@@ -194,14 +194,20 @@ def test_a_broken_worker_rests_instead_of_spoiling_the_queue(school, make_grader
     assert len(tried) == 1
 
 
-def test_a_wrong_assignment_folder_closes_the_assignment_and_blames_nobody(school, make_grader):
+def test_a_wrong_assignment_folder_closes_the_assignment_and_blames_nobody(school, make_grader, facts):
     def examine(*_):
         raise AssignmentError("assignment.toml: operation: 'softmax.onlin' is unknown")
 
+    again = school.graded("bob", facts())
+    with school.database.write() as session:
+        submissions.run_again(session, again, actor_id=None, now=datetime.now(UTC))
     accepted = school.hand_in()
     make_grader(examine).grade_waiting()
     row = state_of(school, accepted.submission_id)
     assert (row.state, row.result) == (State.FAULTED, None)
+    row = state_of(school, again)
+    assert (row.state, row.result.attempt) == (State.DONE, 1)  # the grade of before
+    assert "softmax.onlin" in row.fault_note
     with school.database.read() as session:
         assert "softmax.onlin" in session.get_one(CourseAssignment, school.entry.id).closed_reason
 
