@@ -66,8 +66,8 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worst:
-    """The element that is furthest from the oracle. `got` is None when it is not a finite number."""
+class WrongElement:
+    """An element beyond the limit. `got` is None when it is not a finite number."""
 
     index: tuple[int, ...]
     got: float | None
@@ -89,8 +89,7 @@ class OutputRun:
     n_not_finite: int  # in the student's output, where the oracle is finite
     n_wrong: int  # beyond the limit in force when it was measured
     limit: float  # that limit
-    worst: Worst | None = None
-    first_wrong: Worst | None = None  # lowest index beyond the limit
+    first_wrong: WrongElement | None = None  # the one of lowest index
     wrong_rows: tuple[int, ...] = ()  # up to 16 indices along the second-last axis with a wrong element
     n_wrong_rows: int = 0
     n_rows: int = 0
@@ -233,7 +232,6 @@ class OutputWritten:
     name: str
     by_own_kernel: bool
     unwritten_elements: int = 0
-    shares_storage_with: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -768,8 +768,7 @@ class Watch:
             facts |= self._operation_facts(facts)
             facts["unread_inputs"] = self._unread_inputs()
             facts["outputs"] = {
-                _cut(name): self._output_facts(name, tensor, outputs or {})
-                for name, tensor in list((outputs or {}).items())[:16]
+                _cut(name): self._output_facts(tensor) for name, tensor in list((outputs or {}).items())[:16]
             }
         return _bounded(facts)
 
@@ -845,8 +844,7 @@ class Watch:
             for (op, line), (count, shape) in list(ledger.uninitialised.items())[:MAX_FINDINGS_PER_LAUNCH]
         ]
 
-    def _output_facts(self, name: str, tensor: torch.Tensor, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        assert self._ledger is not None
+    def _output_facts(self, tensor: torch.Tensor) -> dict[str, Any]:
         block = self._memory.block_of(tensor)
         flags = block.flags_of(tensor) if tensor.device.type == "cpu" and tensor.numel() else None
         first = None
@@ -862,36 +860,12 @@ class Watch:
             "kernel_elements": by_kernel,
             "unwritten_elements": unwritten,
             "first_unwritten": first,
-            "storage_shared_with": self._shared_with(name, tensor, outputs),
-            "allocated_in_call": block.call == self._ledger.call,
         }
 
     def _unread_inputs(self) -> list[str]:
         """Inputs of which no kernel of the file loaded an element, nor of anything that torch made from them."""
         read = self._meter.inputs_read
         return [_cut(name) for name, tensor in self._inputs.items() if self._memory.block_of(tensor) not in read]
-
-    def _shared_with(self, name: str, tensor: torch.Tensor, outputs: Mapping[str, torch.Tensor]) -> str | None:
-        """Another output or input that has an element in common with this one."""
-        others = [(other, value) for other, value in outputs.items() if other != name]
-        for other, value in [*self._inputs.items(), *others]:
-            if _overlap(tensor, value):
-                return _cut(other)
-        return None
-
-
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    a_low, a_high = view_span(a)
-    b_low, b_high = view_span(b)
-    low, high = min(a_low, b_low), max(a_high, b_high)
-    if a_high <= b_low or b_high <= a_low:
-        return False
-    unit = min(a.element_size(), b.element_size())
-    if high - low > 1 << 28 or a.element_size() != b.element_size() or (b_low - a_low) % unit:
-        return True  # too large or too odd to tell interleaved elements apart
-    marks = torch.zeros((high - low) // unit, dtype=torch.uint8)
-    marks.as_strided(a.size(), a.stride(), (a_low - low) // unit).fill_(1)
-    return bool(marks.as_strided(b.size(), b.stride(), (b_low - low) // unit).any())
 
 
 def _each_operation_first(entries: Iterable[Operation]) -> list[Operation]:

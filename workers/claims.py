@@ -142,9 +142,6 @@ def outputs_written(facts: Mapping[str, Any]) -> tuple[OutputWritten, ...]:
             name=str(name)[:60],
             by_own_kernel=row.get("written_by_kernel") is True,
             unwritten_elements=count(row, "unwritten_elements"),
-            shares_storage_with=text(row, "storage_shared_with", 60) or None
-            if row.get("storage_shared_with") is not None
-            else None,
         )
         for name, row in list(found.items())[:MAX_ITEMS]
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from grader.measurement import MistakeOnProbe, OutputRun, Worst
+from grader.measurement import MistakeOnProbe, OutputRun, WrongElement
 
 MAP_BLOCKS = 16
 MAX_LISTED_ROWS = 16
@@ -76,7 +76,6 @@ def compare(
         rel_error=relative_error(got, want),
         n_not_finite=int(not_finite.sum()),
         n_wrong=int(wrong.sum()),
-        worst=_worst(got64, want, error),
         first_wrong=_first(got64, want, wrong),
         wrong_rows=tuple(wrong_rows[:MAX_LISTED_ROWS]),
         n_wrong_rows=len(wrong_rows),
@@ -123,24 +122,18 @@ def _row_view(values: torch.Tensor) -> torch.Tensor:
     return values.movedim(-2, 0).reshape(values.shape[-2], -1)
 
 
-def _worst(got: torch.Tensor, want: torch.Tensor, error: torch.Tensor) -> Worst | None:
-    if not error.numel():
-        return None
-    rank = torch.where(torch.isfinite(error), error, torch.full_like(error, math.inf))
-    return _element(got, want, int(rank.flatten().argmax()))
-
-
-def _first(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> Worst | None:
+def _first(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> WrongElement | None:
+    """Wrong elements are those that the oracle has a finite number for."""
     at = wrong.flatten().nonzero()
-    return _element(got, want, int(at[0])) if len(at) else None
-
-
-def _element(got: torch.Tensor, want: torch.Tensor, flat: int) -> Worst | None:
-    expected = want.flatten()[flat].item()
-    if not math.isfinite(expected):
+    if not len(at):
         return None
+    flat = int(at[0])
     found = got.flatten()[flat].item()
-    return Worst(index=_index(flat, want.shape), got=found if math.isfinite(found) else None, want=expected)
+    return WrongElement(
+        index=_index(flat, want.shape),
+        got=found if math.isfinite(found) else None,
+        want=want.flatten()[flat].item(),
+    )
 
 
 def _index(flat: int, shape: torch.Size) -> tuple[int, ...]:

@@ -120,7 +120,6 @@ class Block:
     op: str  # what allocated it; "input" for inputs, "unknown" for memory that was there before
     line: int
     unit: int  # bytes of an element of `flags`
-    call: int  # number of the ledger that saw it allocated; 0 for none
     default: int = INITIALISED  # flags of every element while `flags` is None
     flags: Array | None = None
     kernel_written: bool = False
@@ -203,7 +202,7 @@ class Memory:
                 last.unit = min(last.unit, tensor.element_size())
             else:
                 self.input_blocks.append(
-                    Block(low, high, tuple(tensor.shape), _dtype_name(tensor), "input", 0, tensor.element_size(), 0)
+                    Block(low, high, tuple(tensor.shape), _dtype_name(tensor), "input", 0, tensor.element_size())
                 )
                 self.input_blocks[-1].sources.add(self.input_blocks[-1])
         self._lows = [block.low for block in self.input_blocks]
@@ -238,22 +237,16 @@ class Memory:
                 return self.input_blocks[at]
             # inside the arena but in no input: nothing there may be touched
             address = tensor.data_ptr()
-            return Block(address, address, tuple(tensor.shape), _dtype_name(tensor), "arena", 0, 1, 0)
+            return Block(address, address, tuple(tensor.shape), _dtype_name(tensor), "arena", 0, 1)
         known = _storages.get(storage._cdata)
         if known is not None:
             return known[0]
         low = storage.data_ptr()
         block = self._others.get(low)
         if block is None or block.high != low + storage.nbytes():
+            high = low + storage.nbytes()
             block = self._others[low] = Block(
-                low,
-                low + storage.nbytes(),
-                tuple(tensor.shape),
-                _dtype_name(tensor),
-                "unknown",
-                0,
-                tensor.element_size(),
-                0,
+                low, high, tuple(tensor.shape), _dtype_name(tensor), "unknown", 0, tensor.element_size()
             )
         return block
 
@@ -354,8 +347,6 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Bytes are exact and the same on every machine. What exists when the ledger opens costs nothing.
     """
 
-    _calls = 0
-
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # as in Poison
@@ -371,8 +362,6 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """`values` is False for tensors without memory, of which there is nothing to initialise."""
         super().__init__()  # type: ignore[no-untyped-call]
-        Ledger._calls += 1
-        self.call = Ledger._calls
         self.now_bytes = 0
         self.peak_bytes = 0
         self.blocks: list[Block] = []
@@ -430,7 +419,6 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name,
             line_in(self._files, 3),
             tensor.element_size(),
-            self.call,
             default=flags,
         )
         _storages[key] = (block, self)

@@ -245,19 +245,6 @@ def test_being_written_by_a_kernel_survives_copies_and_casts_but_not_arithmetic(
     assert not outputs["doubled"]["written_by_kernel"]
 
 
-def test_outputs_that_share_elements_are_named():
-    x = normal(4, 8)
-    with watch({"x": x}) as seen:
-        both = torch.zeros(2, 4, 8)
-    outputs = {"alias": x[1:], "a": both[0], "b": both[1], "all": both[:, :1]}
-    told = seen.facts(outputs)["outputs"]
-    assert told["alias"]["storage_shared_with"] == "x"
-    assert not told["alias"]["allocated_in_call"]
-    assert told["a"]["storage_shared_with"] == "all"
-    assert told["all"]["storage_shared_with"] == "a"
-    assert told["a"]["allocated_in_call"]
-
-
 # ---- storages
 
 

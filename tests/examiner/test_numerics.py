@@ -38,8 +38,8 @@ def test_a_value_that_is_not_finite_has_no_error_and_is_counted(bad):
     run = _compare(got, WANT)
     assert run.rel_error is None
     assert (run.n_not_finite, run.n_wrong) == (1, 1)
-    assert run.worst is not None
-    assert (run.worst.index, run.worst.got, run.worst.want) == ((1, 0), None, 0.5)
+    assert run.first_wrong is not None
+    assert (run.first_wrong.index, run.first_wrong.got, run.first_wrong.want) == ((1, 0), None, 0.5)
 
 
 def test_a_wrong_shape_has_no_error_and_every_element_is_wrong():
@@ -47,14 +47,13 @@ def test_a_wrong_shape_has_no_error_and_every_element_is_wrong():
     assert (run.rel_error, run.n_wrong, run.shape, run.want_shape) == (None, 4, (4,), (2, 2))
 
 
-def test_first_and_worst_wrong_elements_are_told_apart():
+def test_the_first_wrong_element_is_named_and_its_rows_are_counted():
     got = WANT.clone()
     got[0, 1] += 0.1
     got[1, 1] += 0.4
     run = _compare(got, WANT)
     assert run.first_wrong is not None
-    assert run.worst is not None
-    assert (run.first_wrong.index, run.worst.index) == ((0, 1), (1, 1))
+    assert (run.first_wrong.index, run.first_wrong.got, run.first_wrong.want) == ((0, 1), -1.9, -2.0)
     assert (run.n_wrong, run.wrong_rows, run.n_wrong_rows, run.n_rows) == (2, (0, 1), 2, 2)
 
 

@@ -35,7 +35,7 @@ from grader.measurement import (
     ProbeRun,
     Timing,
     TorchOp,
-    Worst,
+    WrongElement,
 )
 
 SEED = 20270301
@@ -170,7 +170,7 @@ def output(name: str = "o", rel_error: float | None = 3e-7, **changes: Any) -> O
         "n_not_finite": 2048 if rel_error is None else 0,
         "n_wrong": 2048 if wrong else 0,
         "limit": 2e-5,
-        "first_wrong": Worst(index=(0, 3, 5), got=0.25, want=0.125) if wrong else None,
+        "first_wrong": WrongElement(index=(0, 3, 5), got=0.25, want=0.125) if wrong else None,
         "wrong_rows": tuple(range(16)) if wrong else (),
         "n_wrong_rows": 64 if wrong else 0,
         "n_rows": 64,

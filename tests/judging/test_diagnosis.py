@@ -27,7 +27,7 @@ from grader.measurement import (
     OutputWritten,
     Storage,
     TorchOp,
-    Worst,
+    WrongElement,
 )
 from grader.verdicts import Verdict
 
@@ -511,7 +511,7 @@ def test_the_first_wrong_element_is_told_as_it_was_measured():
 
 
 def test_an_element_that_is_not_a_number_is_told_so():
-    first = Worst(index=(0, 0, 0), got=None, want=0.5)
+    first = WrongElement(index=(0, 0, 0), got=None, want=0.5)
     run = measured("tail", {}, outputs=(output("o", None, first_wrong=first), output("lse")))
     assert any("yours not a finite number, expected 0.5" in line for line in diagnosis(FORWARD, run).evidence)
 

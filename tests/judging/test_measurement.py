@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gzip
 import json
 import re
@@ -28,6 +29,21 @@ def test_what_is_read_is_written_again_as_it_was(path: Path) -> None:
     again = measurement.loads(measurement.dumps(found))
     assert again == found
     assert json.loads(measurement.dumps(again)) == json.loads(measurement.dumps(found))
+
+
+def test_every_measurement_is_looked_at_by_something() -> None:
+    root = Path(__file__).resolve().parents[2]
+    text = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("grader", "workers", "benchmarks")
+        for path in (root / folder).rglob("*")
+        if path.suffix in (".py", ".html")
+    )
+    read = set(re.findall(r"\.(\w+)\b", text))
+    kinds = [one for one in vars(measurement).values() if dataclasses.is_dataclass(one)]
+    assert len(kinds) > 20
+    fields = {f"{kind.__name__}.{one.name}": one.name for kind in kinds for one in dataclasses.fields(kind)}
+    assert [name for name, last in fields.items() if last not in read] == []
 
 
 def change(*steps: str | int, to: Any) -> Callable[[dict[str, Any]], None]:
