@@ -670,6 +670,8 @@ class _Course:
                     self.replay = self._replay(stopwatch, size, timing, student, others)
             if self._ceilings is not None:
                 self._hold_to_roof(timing, self._ceilings)
+            if student.interview.ending is not None:
+                return  # in its replay; the size that counts is measured
 
     def _replay(self, stopwatch: Stopwatch, size: Size, timing: Timing, student: Rival, others: list[Rival]) -> Replay:
         """What a replay says; nothing where a baseline fails in it, for the grading itself is made by then."""

@@ -15,7 +15,7 @@ from statistics import median
 
 from grader.assignment import Assignment
 from grader.judging import allowed_op, speed_fraction, speed_steps
-from grader.measurement import Audit, Evidence, Replay, ReplayOutcome, Timing
+from grader.measurement import Audit, Evidence, FailureKind, Replay, ReplayOutcome, Timing
 from workers import claims, record
 from workers.devices.gpu import TimedGpu
 from workers.gpu_timing import Rival, Size, Stopwatch, VoidError, WrongRowsError
@@ -52,6 +52,8 @@ def replay(
 ) -> Replay:
     """Record one call of the student's at this size, and time what was recorded.
 
+    The student's process may have ended afterwards.
+
     Args:
         graded: the time of the student's file at this size.
         student: prepared for windows of this size.
@@ -61,6 +63,8 @@ def replay(
     try:
         whole = record.parse(_recorded(student))
     except CandidateFailedError as exc:
+        if exc.failure.kind is FailureKind.CRASHED:
+            student.interview.end()  # what recording broke must not be asked again, and be held against the file
         return dataclasses.replace(found, detail=exc.failure.message[:300])
     except (RecordError, claims.ClaimError) as exc:
         return dataclasses.replace(found, detail=f"the record cannot be read: {exc}")

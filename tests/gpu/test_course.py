@@ -265,6 +265,21 @@ def test_a_baseline_that_fails_in_a_replay_costs_nobody_a_finished_grading(monke
     assert course.evidence == []
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["the-file's-process-ended", "it-lives"])
+def test_a_process_that_ended_in_its_replay_is_raced_no_more_and_nobody_held(monkeypatch, ends):
+    def replay(stopwatch, size, graded, student, others, *, begin, gpu, assignment):
+        if ends:
+            student.interview.end()
+        return Replay(outcome=ReplayOutcome.NOT_REPLAYABLE, axes=dict(size.axes), detail="still running after 20 s")
+
+    monkeypatch.setattr(gpu_examination, "replay", replay)
+    assignment = dataclasses.replace(FORWARD, speed=dataclasses.replace(FORWARD.speed, replay="always"))
+    course = _Course(assignment, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None)
+    course._race(Stopwatch(*[2.0] * len(FORWARD.speed.sizes)), Student(), [])
+    assert len(course.timings) == (1 if ends else len(FORWARD.speed.sizes))
+    assert course.evidence == []
+
+
 # -- the memory sweep --------------------------------------------------------------------------------------------------
 
 

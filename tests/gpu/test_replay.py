@@ -137,7 +137,7 @@ class Stage:
         self.kernel_ms = 24.0
         self.flash = self.driver.kernel(self._flash, ["*fp32"] * 5 + ["i32"], name="flash")
         self.monkeypatch = monkeypatch
-        self.blocks, self.taken = [], 0
+        self.blocks, self.taken, self.ended = [], 0, []
         monkeypatch.setattr(replaying, "_bytes", self.bytes)
 
     def _flash(self, q, k, v, o, lse, n):
@@ -157,7 +157,7 @@ class Stage:
         half._host = mmap.mmap(-1, 1 << 20)
         half._listen = self.student.listen
         interview.sandbox.arena = half._host
-        interview.end = lambda: None
+        interview.end = lambda: self.ended.append(name)
         release = half._release
         half._release = lambda message: (self.forget(), release(message))[1]
         own = cuda_candidate._segments
@@ -246,6 +246,22 @@ def test_an_answer_that_the_host_computed_is_not_either(stage):
         return o, lse
 
     assert stage.run(on_the_host).outcome is ReplayOutcome.DIFFERS
+
+
+@pytest.mark.parametrize(
+    ("message", "ends"), [("CUDA error: an illegal memory access was encountered", True), ("no such thing", False)]
+)
+def test_a_process_that_recording_broke_is_asked_nothing_more(stage, monkeypatch, message, ends):
+    """A lesser size would fail in it, and the file be held for what we did to it."""
+
+    def broken(_half, _message):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(cuda_candidate.CudaHalf, "_record", broken)
+    got = stage.run(stage.honest)
+    assert got.outcome is ReplayOutcome.NOT_REPLAYABLE
+    assert message in got.detail
+    assert stage.ended == (["student"] if ends else [])
 
 
 def test_a_record_that_is_none_of_ours_says_nothing(stage, monkeypatch):
