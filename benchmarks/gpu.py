@@ -426,7 +426,7 @@ def exploits(arguments: argparse.Namespace) -> Iterator[Row]:
     warm = WarmGpu()
 
     def one(case: hostile_cases.Hostile | None) -> Row:
-        task = metered if case is not None and case.name == "empty_cache" else timed
+        task = metered if case is not None and case.memory else timed
         source = case.source() if case is not None else hostile_cases.BASE.read_bytes()
         began = time.monotonic()
         found = warm(task, source, lambda _stage, _fraction: None)

@@ -131,10 +131,10 @@ def run(
         points = _grade(BASE.read_bytes(), hostile_cases.SLUG, pool)[1]["score"]["points"]
     before = left()
     with interpreter_pool(Limits(), size=2) as pool:
-        for case in itertools.islice(itertools.cycle(hostile_cases.hostile()), n_hostile):
+        for case in itertools.islice(itertools.cycle(hostile_cases.in_interpreter()), n_hostile):
             row = hostile_row(case, pool, points)
             found.n_hostile += 1
-            if found.n_hostile <= len(hostile_cases.hostile()) or row.complaints or row.undeserved:
+            if found.n_hostile <= len(hostile_cases.in_interpreter()) or row.complaints or row.undeserved:
                 found.rows.append(row)
             say(
                 f"{found.n_hostile:4} {case.name:28} {row.verdict:8} {row.points:5} {row.undeserved:5} {row.complaints}"
@@ -251,6 +251,12 @@ def table(found: Found) -> str:
             f"| {row.case.name} | {row.case.tries} | {row.verdict} | {row.points:g} | {row.undeserved:g} | "
             f"{_gpu_cell(on_gpu.get(row.case.name)) + ' | ' if on_gpu else ''}{row.case.by} |"
         )
+    lines += [
+        f"| {case.name} | {case.tries} | for a GPU alone | | | "
+        f"{_gpu_cell(on_gpu.get(case.name)) + ' | ' if on_gpu else ''}{case.by} |"
+        for case in hostile_cases.hostile()
+        if case.gpu_only
+    ]
     lines += ["", "Programs in the candidate's place (`tests/sandbox/test_hostile_programs.py` runs each):", ""]
     lines += ["| program | what it tries | how it ends | what stops it |", "|---|---|---|---|"]
     lines += [

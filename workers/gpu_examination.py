@@ -86,7 +86,7 @@ BALLAST_LEAST_BYTES = 1 << 30  # and at least this, for modules, local memory an
 # What a file holds on the GPU before a call, beyond this, is memory that it needs. The rest is modules, and the local
 # memory of kernels that spill: 1 KiB for each of an H200's 2048 x 132 threads are 264 MiB.
 MODULES_BYTES = 1 << 30
-NAIVE_BYTES_A_SCORE = 16  # at least, of the naive chain in half precision: 18 forward, 16 with gradients
+NAIVE_BYTES_A_SCORE = 16  # at least, of the naive chain in float32: 18 forward, 16 with gradients
 # Memory of the host's that a call may take beyond what the process had, for compiling in between: scratch files count
 # there too, up to 512 MiB. All scores of the largest size are 8 GiB.
 HOST_BYTES = 2 << 30

@@ -47,6 +47,8 @@ class Hostile:
     call_s: float | None = None  # a shorter limit for one call
     probes: tuple[str, ...] = ()  # these alone, for a file that takes long
     on_gpu: dict[str, Any] = field(default_factory=dict)  # keys that differ there
+    memory: bool = False  # what it tries is about memory on a GPU, whose verdict is the trace
+    gpu_only: bool = False  # nothing to see elsewhere; all keys are of a GPU
 
     def on(self, device: str) -> Hostile:
         """The case as it stands on "cpu" or "cuda"."""
@@ -62,6 +64,11 @@ class Hostile:
 def hostile() -> list[Hostile]:
     """Every file of the table."""
     return [Hostile(name=name, **_tuples(row)) for name, row in _table()["files"].items()]
+
+
+def in_interpreter() -> list[Hostile]:
+    """Those that are graded without a GPU."""
+    return [case for case in hostile() if not case.gpu_only]
 
 
 def programs() -> dict[str, dict[str, Any]]:

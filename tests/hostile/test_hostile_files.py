@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hostile_cases import EARNS, HERE, HOLDS, complaints, hostile, programs, undeserved
+from hostile_cases import EARNS, HERE, HOLDS, complaints, hostile, in_interpreter, programs, undeserved
 
 CORPUS = HERE.parent / "corpus"
 CASES = hostile()
@@ -16,7 +16,8 @@ EXPLOITS = (
     "importing the reference", "behind a decoy", "mutated inputs", "precision downgrade", "degenerate inputs",
     "shape specialisation", "subsampled", "L2 persistence", "slow warm-up", "slowing a baseline", "CUDA graph",
     "patched symbols", "geometric mean", "poisoned shared reference", "pickle", "network tunnels",
-    "assembled at run time",
+    "assembled at run time", "before it was counted", "behind the inputs", "memory of the host", "made wrong",
+    "until the inputs appear", "a slow pilot", "at timed sizes alone", "after they were looked at", "timed alone",
 )  # fmt: skip
 KINDS = (
     "fork and thread bombs", "malloc", "mmap", "memfd", "disk and inode fill", "stdout and stderr floods",
@@ -28,7 +29,7 @@ KINDS = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in in_interpreter()])
 def test_a_hostile_file_gets_what_it_must_and_no_point_more(case, grade, honest_points):
     examination, graded = grade(case)
     assert complaints(case, examination, graded) == [], case.by
@@ -56,7 +57,7 @@ def test_each_case_says_what_must_hold_and_leaves_a_trace_to_check():
         assert case.holds in HOLDS, case.name
         assert case.earns in EARNS, case.name
         traces = (case.evidence, case.failure, case.faults, case.checks, case.shows, case.compiles, case.on_gpu)
-        no_trace_needed = case.holds in ("contained", "no-faster", "wrong")
+        no_trace_needed = case.holds in ("contained", "no-faster", "wrong") or case.memory
         assert any(traces) or no_trace_needed, case.name
 
 
