@@ -295,6 +295,7 @@ def examine_on_gpu(
     sandboxes: Sandboxes,
     interpreter: Sandboxes | None,
     rivals: Rivals,
+    quiet: Callable[[], AbstractContextManager[None]] | None = None,
     ahead: Ahead | None = None,
     ceilings: Ceilings | None = None,
     progress: Progress = lambda _stage, _fraction: None,
@@ -310,6 +311,7 @@ def examine_on_gpu(
         ahead: where to compile before the GPU is asked for; None leaves compiling to the GPU candidates.
         ceilings: what this GPU can do at best; a time below it is shown to staff.
         rivals: keeps the baselines from one grading to the next.
+        quiet: keeps candidates that get ready off the GPU; those of `sandboxes` and `rivals` when None.
         record: filled with what was noted beside the measurements.
 
     Raises:
@@ -329,7 +331,8 @@ def examine_on_gpu(
         progress("compile", 1.0)
         noted.seconds["compile-ahead"] = time.monotonic() - began
         on_gpu = Examiner(assignment, source, sandboxes, progress, exam_seed, CudaBench(gpu, archives))
-        course = _Course(assignment, on_gpu, gpu, rivals, noted, exam_seed, ceilings)
+        hold = quiet or (lambda: _holding([sandboxes, rivals]))
+        course = _Course(assignment, on_gpu, gpu, rivals, noted, exam_seed, ceilings, hold)
         course.run()
         began = time.monotonic()
         fault = None
@@ -443,6 +446,7 @@ class WarmGpu:
             sandboxes=warm.candidates,
             interpreter=warm.interpreter,
             rivals=warm.rivals,
+            quiet=self._quiet,
             ahead=warm.ahead,
             ceilings=self._ceilings,
             progress=progress,
@@ -474,6 +478,10 @@ class WarmGpu:
                 self._warm[limits] = _Warm(candidates, interpreter, rivals, ahead)
             return self._warm[limits]
 
+    def _quiet(self) -> AbstractContextManager[None]:
+        """All of them keep off, whatever assignment they are for: a context takes memory that a ballast left."""
+        return _holding([pool for warm in list(self._warm.values()) for pool in (warm.candidates, warm.rivals)])
+
     def close(self) -> None:
         """End every candidate and give the GPU's memory back."""
         self._warm.clear()
@@ -486,6 +494,14 @@ class _Warm:
     interpreter: Sandboxes
     rivals: Rivals
     ahead: Ahead
+
+
+@contextlib.contextmanager
+def _holding(pools: Sequence[Sandboxes | Rivals]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for pool in pools:
+            stack.enter_context(pool.hold())
+        yield
 
 
 def _compilers() -> int:
@@ -517,8 +533,9 @@ class _Course:
         record: GpuRecord,
         seed: int,
         ceilings: Ceilings | None,
+        hold: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._assignment, self._examiner, self._gpu, self._rivals = assignment, examiner, gpu, rivals
+        self._assignment, self._examiner, self._gpu, self._rivals, self._hold = assignment, examiner, gpu, rivals, hold
         self._record, self._seed, self._ceilings = record, seed, ceilings
         self._waits = Allowance(assignment.limits.total_s)  # for memory and speed: those who wait for the GPU wait too
         self.memory: list[MemoryPoint] = []
@@ -583,7 +600,7 @@ class _Course:
     def _quiet(self) -> Iterator[None]:
         """Candidates that get ready keep off the GPU meanwhile."""
         began = time.monotonic()
-        with self._examiner.sandboxes.hold(), self._rivals.hold():
+        with self._hold():
             seconds = self._record.seconds
             seconds["gate"] = seconds.get("gate", 0.0) + time.monotonic() - began
             yield

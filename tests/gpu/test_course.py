@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import time
 import types
 from pathlib import Path
@@ -23,7 +24,7 @@ from grader.measurement import (
     Timing,
 )
 from workers import examination, gpu_examination
-from workers.gpu_examination import GpuRecord, _Course
+from workers.gpu_examination import GpuRecord, WarmGpu, _Course
 from workers.gpu_timing import BaselineFailedError, Race, WrongRowsError
 from workers.interview import CandidateFailedError
 
@@ -162,7 +163,7 @@ def play(monkeypatch):
 
     def run(*outcomes, plain=None, replay="never"):
         assignment = dataclasses.replace(FORWARD, speed=dataclasses.replace(FORWARD.speed, replay=replay))
-        course = _Course(assignment, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None)
+        course = _Course(assignment, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None, contextlib.nullcontext)
         student, calls = Student(), []
 
         def plain_call(begin, gpu, size, wrong, inputs):
@@ -254,7 +255,7 @@ def test_a_baseline_that_fails_in_a_replay_costs_nobody_a_finished_grading(monke
 
     monkeypatch.setattr(gpu_examination, "replay", replay)
     assignment = dataclasses.replace(FORWARD, speed=dataclasses.replace(FORWARD.speed, replay="always"))
-    course = _Course(assignment, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None)
+    course = _Course(assignment, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None, contextlib.nullcontext)
     n_sizes = len(FORWARD.speed.sizes)
     course._race(Watched(*[2.0] * n_sizes), Student(), others)
     assert course.replay.outcome is ReplayOutcome.NOT_REPLAYABLE
@@ -274,7 +275,7 @@ def test_a_process_that_ended_in_its_replay_is_raced_no_more_and_nobody_held(mon
 
     monkeypatch.setattr(gpu_examination, "replay", replay)
     assignment = dataclasses.replace(FORWARD, speed=dataclasses.replace(FORWARD.speed, replay="always"))
-    course = _Course(assignment, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None)
+    course = _Course(assignment, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None, contextlib.nullcontext)
     course._race(Stopwatch(*[2.0] * len(FORWARD.speed.sizes)), Student(), [])
     assert len(course.timings) == (1 if ends else len(FORWARD.speed.sizes))
     assert course.evidence == []
@@ -289,7 +290,9 @@ def measure(monkeypatch, point, stopwatch=None, examiner=None, rivals=None):
     monkeypatch.setattr(gpu_examination.Rival, "close", lambda self: None)
     cases = {case.name: types.SimpleNamespace(passed=True) for case in FORWARD.cases_on("cuda")}
     assignment = dataclasses.replace(FORWARD, speed=dataclasses.replace(FORWARD.speed, replay="never"))
-    course = _Course(assignment, examiner or Examiner(), Gpu(), rivals or Rivals(), GpuRecord(), 1, None)
+    pools = [examiner or Examiner(), rivals or Rivals()]
+    hold = functools.partial(gpu_examination._holding, pools)
+    course = _Course(assignment, pools[0], Gpu(), pools[1], GpuRecord(), 1, None, hold)
     course.numeric = types.SimpleNamespace(answers=cases)
     course._point = lambda interview, timed, size, *, idle, ballast: point(size, ballast)
     monkeypatch.setattr(gpu_examination.processes, "tree", lambda pid: ())
@@ -340,7 +343,7 @@ def test_all_of_a_files_waits_while_it_is_measured_are_bounded_together(monkeypa
     monkeypatch.setattr(gpu_examination, "open_arena", lambda interview, gpu: None)
     monkeypatch.setattr(gpu_examination, "plain_call", lambda begin, gpu, size, wrong, inputs: begin())
     monkeypatch.setattr(gpu_examination.Rival, "close", lambda self: None)
-    course = _Course(FORWARD, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None)
+    course = _Course(FORWARD, Examiner(), Gpu(), Rivals(), GpuRecord(), 1, None, contextlib.nullcontext)
     course.numeric = types.SimpleNamespace(answers={})
     course._sweep = lambda interview: None
     course._measure(None, [])
@@ -371,6 +374,16 @@ def test_candidates_that_get_ready_wait_once_for_all_that_is_measured(monkeypatc
     assert all(held)
     assert len(held) > len(FORWARD.speed.sizes)
     assert course._record.seconds["gate"] >= 0.0
+
+
+def test_candidates_for_other_assignments_keep_off_the_gpu_too():
+    made = [types.SimpleNamespace(candidates=Examiner(), rivals=Rivals()) for _ in range(3)]
+    warm = WarmGpu.__new__(WarmGpu)
+    warm._warm = dict(enumerate(made))
+    pools = [pool for one in made for pool in (one.candidates, one.rivals)]
+    with warm._quiet():
+        assert [pool.held for pool in pools] == [True] * 6
+    assert [pool.held for pool in pools] == [False] * 6
 
 
 # -- the lock ----------------------------------------------------------------------------------------------------------
@@ -438,7 +451,7 @@ def test_a_file_is_loaded_again_in_time_of_its_own(monkeypatch, again):
     sandboxes = types.SimpleNamespace(take=lambda timeout_s: None, hold=contextlib.nullcontext)
     bench = types.SimpleNamespace(ready=lambda interview, shown: None)
     examiner = examination.Examiner(FORWARD, b"", sandboxes, lambda _stage, _fraction: None, 1, bench)
-    course = _Course(FORWARD, examiner, LockedGpu(0.0), Rivals(), GpuRecord(), 1, None)
+    course = _Course(FORWARD, examiner, LockedGpu(0.0), Rivals(), GpuRecord(), 1, None, contextlib.nullcontext)
     course.numeric = types.SimpleNamespace(answers={})
     course._sweep = lambda interview: None
     examiner._deadline = time.monotonic() - 100.0
