@@ -17,11 +17,12 @@ from grader.errors import UserError
 from grader.models import AuditEvent, LoginFailure, User
 from grader.settings import Settings
 
+MAX_NAME_CHARACTERS = 64
 MIN_PASSWORD_CHARACTERS = 10
 MAX_PASSWORD_CHARACTERS = 512  # hashing is slow on purpose; nobody may feed it a megabyte
 MIN_GUESSES = 10**6
 _MOST_RATED = 72  # characters that zxcvbn takes
-_NAME = re.compile(r"[a-z0-9][a-z0-9._@+-]{0,63}")
+_NAME = re.compile(rf"[a-z0-9][a-z0-9._@+-]{{0,{MAX_NAME_CHARACTERS - 1}}}")
 # OWASP's cost for argon2id, of 2023: 19 MiB, two passes, one thread. It leaves the second core to a grading
 _HASHER = argon2.PasswordHasher(memory_cost=19456, time_cost=2, parallelism=1)
 # without 0/O, 1/l/I: people type these from a terminal

@@ -29,6 +29,7 @@ from grader.models import (
 from grader.statistics import Interval
 from grader.wording import csv_table, one_line
 
+MAX_TITLE_CHARACTERS = 100  # of a frozen board
 # what two kinds of rows have in common: a live one, and a line of a frozen board
 _SHARED = (
     *("user_id", "submission_id", "submitted_at", "verdict", "out_of", "provisional", "speedup", "gpu"),
@@ -236,7 +237,7 @@ def freeze(
     known = session.scalars(query).one_or_none()
     if known is not None:
         return known
-    title = one_line(title, 100)
+    title = one_line(title, MAX_TITLE_CHARACTERS)
     if not title:
         raise UserError("Give the frozen board a title, e.g. “Week 3”.")
     rows = best_of_each(session, entry, assignment, gpu=gpu, until=until)

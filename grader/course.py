@@ -25,6 +25,7 @@ WindowOf = Callable[[int], Window]  # by user id
 CLOSED = "This assignment is closed at the moment. Your instructor has been told why."
 # what boards call those who do not want to show even a nickname
 ANONYMOUS = "Anonymous"
+MAX_NICKNAME_CHARACTERS = 40
 # a letter, then what looks like it in lower case: enough that nobody passes for somebody else at a glance
 _ALIKE = "aаαɑ bвβ cс dԁ eеεз3 gɡ hнһ jј kкκ liıіιӏ1|! mм nη oоοσ0 pрρ qԛ sѕ5 tтτ uυ vν wԝ xхχ yу"
 _LOOKS_LIKE = {ord(other): group[0] for group in _ALIKE.split() for other in group[1:]}
@@ -134,8 +135,8 @@ def rename(session: Session, enrollment: Enrollment, nickname: str) -> None:
         UserError: it is taken, too long, not printable, or reads like the account of somebody else.
     """
     nickname = " ".join(nickname.split())
-    if not 1 <= len(nickname) <= 40 or not nickname.isprintable():
-        raise UserError("A nickname has 1 to 40 printable characters.")
+    if not 1 <= len(nickname) <= MAX_NICKNAME_CHARACTERS or not nickname.isprintable():
+        raise UserError(f"A nickname has 1 to {MAX_NICKNAME_CHARACTERS} printable characters.")
     accounts_of_others = session.scalars(select(User.name).where(User.id != enrollment.user_id))
     if _at_a_glance(nickname) in {_at_a_glance(name) for name in accounts_of_others}:
         raise UserError(f"{nickname!r} reads like somebody else's account; choose another nickname.")

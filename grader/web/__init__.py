@@ -17,10 +17,12 @@ from flask_wtf.csrf import CSRFProtect
 from sqlalchemy import text as sql
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from grader import __version__, figures
+from grader import __version__, accounts, course, figures
+from grader.boards import MAX_TITLE_CHARACTERS
 from grader.course import Catalog
 from grader.db import Database
 from grader.settings import Settings
+from grader.submissions import MAX_REASON
 from grader.web import (
     assignments,
     auth,
@@ -173,6 +175,15 @@ def _equip_templates(app: Flask) -> None:
 
     app.jinja_env.globals.update(
         static_url=static_url,
+        # characters of what is typed in, for fields and the words beside them
+        least={"password": accounts.MIN_PASSWORD_CHARACTERS},
+        most={
+            "name": accounts.MAX_NAME_CHARACTERS,
+            "password": accounts.MAX_PASSWORD_CHARACTERS,
+            "nickname": course.MAX_NICKNAME_CHARACTERS,
+            "title": MAX_TITLE_CHARACTERS,
+            "reason": MAX_REASON,
+        },
         version=__version__,
         state_of=words.state_of,
         act_of=words.act_of,

@@ -134,6 +134,7 @@ def _page(course_slug: str, slug: str, *, error: str = "", nickname: str = "", t
         graded = [row for row in own if row.result and row.result.verdict != "held"]
         trend = [(row, window.at(row.submitted_at)) for row in graded[:TREND]]
         charts = _trend_charts(trend)
+        enrolled = _enrolled(db, entry)
         page = lists.cut(range(shown.lineup.total), page=request.args.get("page", 1, int), per_page=PER_PAGE)
         return render_template(
             "leaderboard.html",
@@ -148,7 +149,8 @@ def _page(course_slug: str, slug: str, *, error: str = "", nickname: str = "", t
             who=teaches and "who" in request.args,
             timed=shown.lineup.timed,
             limited=shown.lineup.limited,
-            enrolled=_enrolled(db, entry),
+            enrolled=enrolled,
+            own_name=course.shown_name(enrolled.nickname, enrolled.anonymous) if enrolled else "",
             trend=trend,
             counted_id=counted.id if counted else None,
             charts=charts,
