@@ -23,7 +23,7 @@ class Phase(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Lateness:
     """How one moment lies to a window."""
 
     phase: Phase
@@ -57,16 +57,16 @@ class Window:
         """After this moment nothing is taken."""
         return self.deadline and self.deadline + self.late_days * DAY
 
-    def at(self, moment: datetime) -> Standing:
+    def at(self, moment: datetime) -> Lateness:
         """How `moment` lies to the window. The very moment of the deadline is in time."""
         if self.opens_at is not None and moment < self.opens_at:
-            return Standing(phase=Phase.BEFORE)
+            return Lateness(phase=Phase.BEFORE)
         if self.deadline is None or moment <= self.deadline:
-            return Standing(phase=Phase.OPEN)
+            return Lateness(phase=Phase.OPEN)
         days = math.ceil((moment - self.deadline) / DAY)
         # what was taken once stays taken: a deadline moved since then changes what it counts, not whether
         share = max(0.0, 1.0 - days * self.late_percent / 100)
-        return Standing(phase=Phase.LATE if days <= self.late_days else Phase.CLOSED, days_late=days, share=share)
+        return Lateness(phase=Phase.LATE if days <= self.late_days else Phase.CLOSED, days_late=days, share=share)
 
     def why_closed(self, now: datetime) -> str | None:
         """A sentence for the student, or None while hand-ins are taken."""
@@ -81,11 +81,11 @@ class Window:
 
     def late_note(self, moment: datetime) -> str:
         """What being late means for a hand-in at that moment; empty for one in time."""
-        standing = self.at(moment)
-        if not standing.days_late:
+        found = self.at(moment)
+        if not found.days_late:
             return ""
-        price = f"it counts {standing.share:.0%} of its points" if standing.share < 1 else "at no cost"
-        return f"{count(standing.days_late, 'day')} late: {price}."
+        price = f"it counts {found.share:.0%} of its points" if found.share < 1 else "at no cost"
+        return f"{count(found.days_late, 'day')} late: {price}."
 
     def late_rule(self) -> str:
         """What the course allows after the deadline, for everybody; empty when it allows nothing."""

@@ -11,7 +11,7 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from grader import boards, course
 from grader.boards import Lineup
-from grader.deadlines import Standing
+from grader.deadlines import Lateness
 from grader.figures import Bar, BarChart, Level, Whose
 from grader.models import Board, CourseAssignment, Enrollment, Role, Submission
 from grader.web import lists
@@ -198,7 +198,7 @@ def _enrolled(db: Session, entry: CourseAssignment) -> Enrollment | None:
     return found if found is not None and found.role is Role.STUDENT else None
 
 
-def _trend_charts(trend: list[tuple[Submission, Standing]]) -> list[BarChart]:
+def _trend_charts(trend: list[tuple[Submission, Lateness]]) -> list[BarChart]:
     """One's own graded hand-ins, oldest first: points, and speed-up where it was measured. None for a single one."""
     graded = [(f"#{row.id}", row.result, at) for row, at in reversed(trend) if row.result]
     if len(graded) < 2:

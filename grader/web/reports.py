@@ -34,7 +34,7 @@ DOWNLOAD_WAIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class ShownReport:
     """What the page shows below the headline; `report` is None while there is none to show."""
 
     report: Report | None = None
@@ -45,7 +45,7 @@ class Shown:
 
 def report_of(
     row: Submission, catalog: Catalog, gallery: Gallery, *, for_staff: bool, wait_s: float = PAGE_WAIT_S
-) -> Shown:
+) -> ShownReport:
     """The report as this reader may see it.
 
     Args:
@@ -54,12 +54,12 @@ def report_of(
     """
     result = row.result
     if result is None:
-        return Shown()
+        return ShownReport()
     try:
         assignment = catalog.load(row.course_assignment.slug)
     except AssignmentError as exc:
         why = f": {one_line(str(exc), 400)}" if for_staff else "; your instructor can see why"
-        return Shown(notices=(f"The assignment cannot be loaded just now, so its report cannot be shown{why}.",))
+        return ShownReport(notices=(f"The assignment cannot be loaded just now, so its report cannot be shown{why}.",))
     examination = _examination(result.examination)
     grade = decided(judge(assignment, examination), result)
     found = report(assignment, examination, grade, for_staff=for_staff)
@@ -71,7 +71,7 @@ def report_of(
     ]
     drawings = gallery.drawn(charts, wait_s=wait_s)
     finished = all(chart in drawings or is_empty(chart) for chart in charts)
-    return Shown(report=found, notices=_notices(result, found), drawings=drawings, finished=finished)
+    return ShownReport(report=found, notices=_notices(result, found), drawings=drawings, finished=finished)
 
 
 def report_html(
