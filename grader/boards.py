@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -339,6 +339,13 @@ def gradebook(session: Session, course_id: int, catalog: Catalog) -> list[Gradeb
         for student in students
         for entry in entries
     ]
+
+
+def gradebook_csv(session: Session, course_id: int, catalog: Catalog) -> str:
+    """The gradebook for a spreadsheet."""
+    names = [field.name for field in fields(GradebookRow)]
+    rows = gradebook(session, course_id, catalog)
+    return csv_table(names, [[getattr(row, name) for name in names] for row in rows])
 
 
 def _gradebook_row(user_name: str, slug: str, best: Best | None) -> GradebookRow:

@@ -36,7 +36,7 @@ from grader.queue import Doorbell, log_to_stderr, make_celery
 from grader.settings import Settings, known_variables
 from grader.terminal import print_report
 from grader.verdicts import Grade
-from grader.wording import count, csv_table, in_words, one_line, plain
+from grader.wording import count, in_words, one_line, plain
 
 FAILED = 2  # exit status where nothing was graded
 
@@ -551,7 +551,8 @@ def reopen(course_slug: str, slug: str) -> None:
 @click.argument("slug")
 @click.argument("name")
 @click.option("--until", type=Moment(none=False), required=True, help="UTC; a date alone: the end of that day.")
-def extend(course_slug: str, slug: str, name: str, until: datetime) -> None:
+@click.option("--reason", default="", help="For those who teach the course.")
+def extend(course_slug: str, slug: str, name: str, until: datetime, reason: str) -> None:
     """Give one student a later deadline for one assignment. The common deadline itself takes an extension back."""
     settings = _settings()
     with _database(settings) as database, database.write() as session:
@@ -559,7 +560,7 @@ def extend(course_slug: str, slug: str, name: str, until: datetime) -> None:
         user = _user(session, name)
         rules = Catalog(settings.assignments_dir).load(slug)
         course.grant_extension(
-            session, entry=entry, assignment=rules, user=user, until=until, actor_id=None, now=_now()
+            session, entry=entry, assignment=rules, user=user, until=until, reason=reason, actor_id=None, now=_now()
         )
         holds = course.window(session, entry=entry, assignment=rules, user_id=user.id)
         click.echo(f"{user.name} may hand in {slug} {_when(holds)}")
@@ -571,9 +572,8 @@ def grades(course_slug: str) -> None:
     """Print the course's grades as CSV, each student's best hand-in for each assignment."""
     settings = _settings()
     with _database(settings) as database, database.read() as session:
-        rows = boards.gradebook(session, _course(session, course_slug).id, Catalog(settings.assignments_dir))
-    names = [field.name for field in dataclasses.fields(boards.GradebookRow)]
-    click.echo(csv_table(names, [[getattr(row, name) for name in names] for row in rows]), nl=False)
+        text = boards.gradebook_csv(session, _course(session, course_slug).id, Catalog(settings.assignments_dir))
+    click.echo(text, nl=False)
 
 
 @cli.group("board")

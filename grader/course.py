@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, joinedload
 
 from grader import accounts, devices
@@ -18,6 +18,7 @@ from grader.assignment import SLUG, Assignment, load_assignment
 from grader.deadlines import Window
 from grader.errors import AssignmentError, UserError
 from grader.models import Course, CourseAssignment, Enrollment, Extension, Role, User
+from grader.wording import one_line
 
 WindowOf = Callable[[int], Window]  # by user id
 
@@ -26,6 +27,7 @@ CLOSED = "This assignment is closed at the moment. Your instructor has been told
 # what boards call those who do not want to show even a nickname
 ANONYMOUS = "Anonymous"
 MAX_NICKNAME_CHARACTERS = 40
+MAX_REASON_CHARACTERS = 400
 # a letter, then what looks like it in lower case: enough that nobody passes for somebody else at a glance
 _ALIKE = "aаαɑ bвβ cс dԁ eеεз3 gɡ hнһ jј kкκ liıіιӏ1|! mм nη oоοσ0 pрρ qԛ sѕ5 tтτ uυ vν wԝ xхχ yу"
 _LOOKS_LIKE = {ord(other): group[0] for group in _ALIKE.split() for other in group[1:]}
@@ -184,6 +186,12 @@ def enrollment_of(session: Session, *, course_id: int, user_id: int) -> Enrollme
     ).one_or_none()
 
 
+def member(session: Session, *, course_id: int, name: str) -> User | None:
+    """Who is called that and in the course, as anything. Of others nothing is told, not even that they are there."""
+    query = select(User).join(Enrollment, Enrollment.user_id == User.id)
+    return session.scalars(query.where(Enrollment.course_id == course_id, User.name == name)).one_or_none()
+
+
 def roles_of(session: Session, user_id: int) -> list[tuple[str, Role]]:
     """The courses that somebody is enrolled in, by slug, and as what."""
     query = select(Course.slug, Enrollment.role).join(Enrollment, Enrollment.course_id == Course.id)
@@ -327,10 +335,14 @@ def grant_extension(
     assignment: Assignment,
     user: User,
     until: datetime,
+    reason: str = "",
     actor_id: int | None,
     now: datetime,
-) -> Extension:
+) -> None:
     """Give one student their own deadline for one assignment, or change it. The common one itself takes it back.
+
+    Args:
+        reason: for staff, in one line; the same extension again without one keeps what is there.
 
     Raises:
         UserError: they are not in the course, there is no deadline, or everybody may hand in for longer.
@@ -349,17 +361,24 @@ def grant_extension(
             f"Everybody in {where} may hand in {entry.slug} until {deadline:%Y-%m-%d %H:%M:%S} UTC; "
             f"an extension must end later."
         )
+    # one student at a time: looking and inserting must not interleave (SQLite's writer lock does the same)
+    session.execute(select(User.id).where(User.id == user.id).with_for_update())
     found = session.scalars(
         select(Extension).where(Extension.course_assignment_id == entry.id, Extension.user_id == user.id)
     ).one_or_none()
-    if found is None:
-        found = Extension(course_assignment_id=entry.id, user_id=user.id, until=until)
-        session.add(found)
-    found.until = until
+    reason = one_line(reason, MAX_REASON_CHARACTERS)
+    if until == deadline:  # no row is left, which would hold when the deadline is moved forward
+        session.execute(
+            delete(Extension).where(Extension.course_assignment_id == entry.id, Extension.user_id == user.id)
+        )
+    elif found is None:
+        session.add(Extension(course_assignment_id=entry.id, user_id=user.id, until=until, reason=reason))
+    else:
+        found.until, found.reason = until, reason or found.reason
     detail = f"user {user.name}, assignment {entry.id} ({entry.slug}), until {until:%Y-%m-%d %H:%M:%S} UTC"
+    detail += f": {reason}" if reason else ""
     accounts.audit(session, actor_id=actor_id, action="grant-extension", detail=detail, now=now)
     session.flush()
-    return found
 
 
 def close_assignment(

@@ -18,6 +18,7 @@ from sqlalchemy import (
     TypeDecorator,
     UniqueConstraint,
     false,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
@@ -177,6 +178,9 @@ class Extension(Base):
     course_assignment_id: Mapped[int] = mapped_column(ForeignKey("course_assignment.id"))
     user_id: Mapped[int] = mapped_column(ForeignKey("user_account.id"), index=True)
     until: Mapped[datetime]
+    reason: Mapped[str] = mapped_column(String(400), default="", server_default=text("''"))  # for staff
+
+    course_assignment: Mapped[CourseAssignment] = relationship()
 
 
 class Submission(Base):

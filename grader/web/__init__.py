@@ -28,6 +28,7 @@ from grader.web import (
     auth,
     boards,
     charts,
+    courses,
     errors,
     handout,
     home,
@@ -110,7 +111,7 @@ def create_app(
     # asking for them over and over
     Compress(app)
     errors.register(app)
-    for blueprint in (auth.bp, home.bp, assignments.bp, submissions.bp, boards.bp, lesson.bp, staff.bp):
+    for blueprint in (auth.bp, home.bp, assignments.bp, submissions.bp, boards.bp, lesson.bp, courses.bp, staff.bp):
         app.register_blueprint(blueprint)
     app.add_url_rule("/health", "health", _health)
     _equip_templates(app)
@@ -179,6 +180,7 @@ def _equip_templates(app: Flask) -> None:
         least={"password": accounts.MIN_PASSWORD_CHARACTERS},
         most={
             "name": accounts.MAX_NAME_CHARACTERS,
+            "why_extended": course.MAX_REASON_CHARACTERS,
             "password": accounts.MAX_PASSWORD_CHARACTERS,
             "nickname": course.MAX_NICKNAME_CHARACTERS,
             "title": MAX_TITLE_CHARACTERS,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session, joinedload, undefer
+from sqlalchemy import case, func, select
+from sqlalchemy.orm import Session, contains_eager, joinedload, undefer
 
 from grader import boards
 from grader import submissions as submission_rows
@@ -16,7 +16,7 @@ from grader.assignment import Assignment
 from grader.course import Catalog, courses_of, window_until
 from grader.deadlines import Window
 from grader.errors import AssignmentError
-from grader.models import Course, CourseAssignment, Extension, Result, State, Submission, User
+from grader.models import Course, CourseAssignment, Enrollment, Extension, Result, Role, State, Submission, User
 from grader.web.security import Viewer
 
 PER_PAGE = 25
@@ -219,6 +219,31 @@ def submissions(db: Session, *, course_id: int, page: int, slug: str = "", stude
         .order_by(*latest_first)
     ).all()
     return Page(rows=rows, number=number, n_pages=n_pages, total=total)
+
+
+def members(db: Session, *, course_id: int, page: int, extended: bool = False) -> Page:
+    """Everybody in a course, those who teach first, then by name, each with their extensions. Three statements.
+
+    Args:
+        extended: only who has an extension.
+    """
+    given = select(Extension).join(Extension.course_assignment).where(CourseAssignment.course_id == course_id)
+    wanted = select(Enrollment).join(Enrollment.user).where(Enrollment.course_id == course_id)
+    if extended:
+        wanted = wanted.where(Enrollment.user_id.in_(given.with_only_columns(Extension.user_id)))
+    total = db.scalar(select(func.count()).select_from(wanted.with_only_columns(Enrollment.id).subquery())) or 0
+    n_pages = max(1, -(-total // PER_PAGE))
+    number = min(max(1, page), n_pages)
+    teachers_first = case((Enrollment.role == Role.INSTRUCTOR, 0), else_=1)
+    shown = wanted.options(contains_eager(Enrollment.user)).order_by(teachers_first, User.name)
+    people = db.scalars(shown.limit(PER_PAGE).offset((number - 1) * PER_PAGE)).all()
+    theirs: dict[int, list[Extension]] = {person.user_id: [] for person in people}
+    with_slug = given.options(contains_eager(Extension.course_assignment))
+    for one in db.scalars(with_slug.where(Extension.user_id.in_(theirs)).order_by(Extension.until)):
+        theirs[one.user_id].append(one)
+    return Page(
+        rows=[(person, theirs[person.user_id]) for person in people], number=number, n_pages=n_pages, total=total
+    )
 
 
 def queue(db: Session, *, page: int, course_ids: Set[int] | None) -> Page:

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,9 @@ submissions.source          GET   log-in  200  404  404  404  200  200
 submissions.status          GET   401     200  404  404  404  200  200
 submissions.events          GET   401     200  404  404  404  200  200
 submissions.cancel          POST  401     303  404  404  404  303  303
+courses.show                GET   log-in  404  404  404  404  200  200
+courses.grades              GET   log-in  404  404  404  404  200  200
+courses.extend              POST  401     404  404  404  404  303  303
 staff.all_submissions       GET   log-in  404  404  404  404  200  200
 staff.queue                 GET   log-in  404  404  404  200  200  200
 staff.workers               GET   log-in  404  404  404  200  200  200
@@ -70,17 +74,20 @@ FORMS: dict[str, dict[str, str]] = {
     "boards.appear": {"nickname": "violet heron"},
     "boards.freeze": {"title": "Week 3"},
     "submissions.hand_in": {"source": "x = 1\n"},
+    "courses.extend": {"student": "ada", "assignment": SLUG, "until": "2030-03-09T12:00", "reason": "ill"},
     "staff.release": {"reason": "I read it."},
     "staff.confirm": {"reason": "I read it."},
 }
 CHANGES_NOTHING = {"auth.log_in"}
 DOWNLOADS = {
-    "assignments.starter": f"{SLUG}.py", "boards.export": f"{SLUG}-leaderboard.csv",
+    "assignments.starter": f"{SLUG}.py", "courses.grades": f"{COURSE}-grades.csv",
+    "boards.export": f"{SLUG}-leaderboard.csv",
     "submissions.report_file": "report-1.html", "submissions.source": "submission-1.py",
 }  # fmt: skip
 TYPES = {
     "static": "text/css; charset=utf-8", "health": "application/json",
     "assignments.starter": "text/x-python; charset=utf-8", "boards.export": "text/csv; charset=utf-8",
+    "courses.grades": "text/csv; charset=utf-8",
     "submissions.source": "text/x-python; charset=utf-8", "submissions.status": "application/json",
     "submissions.events": "text/event-stream; charset=utf-8",
 }  # fmt: skip
@@ -139,6 +146,7 @@ def built(new_sqlite_url: Callable[[], str], tmp_path_factory: pytest.TempPathFa
         course.set_assignment(db, course_id=other.id, slug=SLUG, now=campus.now)
         course.enrol(db, course_id=other.id, user_id=alan.id, role=Role.INSTRUCTOR, now=campus.now)
         db.merge(root).is_staff = True
+        db.execute(course.CourseAssignment.__table__.update().values(deadline=datetime(2030, 3, 8, tzinfo=UTC)))
         entry = course.assignment_in(db, course_slug=COURSE, slug=SLUG)
         assert entry is not None
         boards.freeze(db, entry, campus.catalog.load(SLUG), title="Week 1", actor_id=None, now=campus.now)

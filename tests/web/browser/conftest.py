@@ -93,6 +93,7 @@ def tour(campus: Campus) -> Tour:
         },
         "grace": {
             "staff-home": "/",
+            "staff-course": f"/c/{COURSE}",
             "staff-all": f"/c/{COURSE}/submissions",
             "staff-partial": f"/submissions/{partial}",
             "staff-hostile": f"/submissions/{hostile}",

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 SERIOUS = ("serious", "critical")
 # downloads, what only scripts ask for, and what a browser never draws
 NO_PAGES = {"static", "health", "submissions.events", "submissions.status", "submissions.report", "submissions.source"}
-NO_PAGES |= {"assignments.starter", "boards.export", "submissions.facts", "submissions.report_file"}
+NO_PAGES |= {"assignments.starter", "boards.export", "courses.grades", "submissions.facts", "submissions.report_file"}
 MOST_TABS = 200
 
 
