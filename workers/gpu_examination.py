@@ -55,6 +55,7 @@ from workers.devices.cpu import Arena, interpreter_pool
 from workers.devices.gpu import Shown, SmallArena
 from workers.examination import Audited, Examiner, Progress, Sandboxes, installed_versions
 from workers.gpu_timing import (
+    SCRUBBED,
     BaselineFailedError,
     Field,
     Operations,
@@ -566,7 +567,7 @@ class _Course:
                     self._measure(stopwatch, others)
             finally:  # also after a fault of ours: the next one maps this very memory
                 with self._timed("scrub"):
-                    self._gpu.arena.fill_(0xFF)
+                    self._gpu.arena.fill_(SCRUBBED)
                     self._gpu.settle()
             self.after = self._gpu.state()
             self.held_s = time.monotonic() - began

@@ -1,15 +1,17 @@
 """Windows of calls on a GPU, by the examiner's clock. workers/timing.py says what the numbers mean.
 
-One window: fresh inputs are made where no candidate can read them. The clock starts; the inputs are put into the arena,
-then the candidate is thawed. The clock stops when sampled rows of every output of every call have been gathered by the
-examiner's first GPU act after the candidate's `done`. The rows are compared afterwards with float64, computed from the
-examiner's own inputs, while the candidate is frozen again.
+One window: fresh inputs are made where no student's file can read them. The clock starts; for a student's file the
+inputs are put into the arena, and then the candidate is thawed. Baselines, which are ours, read them where they are, so
+that nothing a file left on the GPU sees or disturbs their windows. The clock stops when sampled rows of every output of
+every call have been gathered by the examiner's first GPU act after the candidate's `done`. The rows are compared with
+float64 afterwards, computed from the examiner's own inputs, while the candidate is frozen again.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -48,6 +50,8 @@ BASELINES = frozenset({"naive", "reference"})
 BASELINES_SHARE = 3  # a baseline's outputs may take that part of the room for the student's
 SEGMENTS_A_FRAME = 200
 COMPARED_BYTES = 1 << 28  # of inputs, at once
+SHOWN_BYTES = 1 << 32  # of the arena, written to learn how fast that is
+SCRUBBED = 0xFF  # what lies in the arena when a file comes
 MOST_RESIZES = 3  # races begun anew with more calls in a window, because the student's took less than in the pilot
 MAX_MOVES = 4  # windows whose outputs lay in memory never seen before
 PLAIN_CALLS = 4  # of those that were wrong in a window are made once more by a fresh process
@@ -308,7 +312,7 @@ def _told_apart(act: Callable[Concatenate[Rival, P], T]) -> Callable[Concatenate
         try:
             return act(rival, *args, **kwargs)
         except (CandidateFailedError, claims.ClaimError) as exc:
-            if rival.name not in BASELINES:
+            if rival.is_students:
                 raise
             raise BaselineFailedError(rival, str(exc)) from exc
 
@@ -335,14 +339,20 @@ class Rival:
         self.records_ms: dict[str, float] = {}
         self.doubted: set[str] = set()
 
+    @property
+    def is_students(self) -> bool:
+        """Whether it runs, or may run, code of a student's."""
+        return self.name not in BASELINES
+
     def has_record(self, size: Size) -> bool:
         """Whether this process ran at this size before, and a time of it that can be trusted is known."""
         return size.key in self.pilots_ms and size.key in self.records_ms and size.key not in self.doubted
 
     @_told_apart
     def open(self) -> None:
-        """Give it the arena. Once."""
-        self._ask({"op": "arena", "handle": self._gpu.handle, "bytes": len(self._gpu.arena)})
+        """Give it the memory that inputs are made in, or the arena if it is a student's. Once."""
+        handle = self._gpu.handle if self.is_students else self._gpu.private_handle
+        self._ask({"op": "arena", "handle": handle, "bytes": len(self._gpu.arena)})
 
     @_told_apart
     def prepare(self, field: Field, n_calls: int, *, fresh: bool = False, only: int | None = None) -> None:
@@ -362,9 +372,7 @@ class Rival:
     @_told_apart
     def rehearse(self, n_calls: int, *, most: int = MAX_MOVES) -> None:
         """Run windows that are not timed until outputs come to lie where they lay before, and map that memory."""
-        assert self._field is not None
-        self._field.show()
-        self._gpu.settle()
+        self._show()
         for _ in range(most):
             self._ask({"op": "release"})
             said = self._ask({"op": "rehearse", "k": n_calls})
@@ -396,12 +404,8 @@ class Rival:
         """
         plans = self._plan(n_calls, rows)
         self._gpu.settle()
-        assert self._field is not None
         started = self._clock()
-        # not before the clock runs: work that waits on the GPU for its inputs has to wait for the clock too. An empty
-        # window has the same bytes written, so that they are subtracted
-        self._field.show()
-        self._gpu.settle()
+        self._show()  # not before the clock runs: work that waits on the GPU for its inputs has to wait for it too
         self.interview.sandbox.thaw()
         thawed = self._clock()
         self.interview.ask({"op": "window", "k": n_calls}, stage="timing")
@@ -427,6 +431,11 @@ class Rival:
             anatomy_ms=tuple((mark - started) * 1e3 for mark in marks),
             rows={name: plan[3] for name, plan in plans.items()} if n_calls else {},
         )
+
+    def _show(self) -> None:
+        if self.is_students and self._field is not None:
+            self._field.show()
+            self._gpu.settle()
 
     def gather_again(self, n_calls: int, rows: Rows) -> dict[str, torch.Tensor]:
         """The same rows once more, some time later."""
@@ -586,9 +595,12 @@ class Stopwatch:
         self._seeds = window_seeds(seed, "timing")
         self._gradients = frozenset(output.name for output in assignment.outputs if output.gradient)
         self._idle_ms_per_byte: dict[str, float] = {}
+        self._show_ms: tuple[float, float] | None = None  # of writing no inputs, and each byte of them
 
     def calibrate(self, size: Size) -> None:
-        """Learn how long this GPU, idle, takes to write inputs of this size. Call while no student's code runs."""
+        """Learn how long this GPU, idle, takes to make inputs of this size and to show some. Call while no student's
+        code runs.
+        """
         n_calls = PILOT_CALLS * 4
         while n_calls > 1 and input_bytes(self._timed, size, n_calls) > len(self._gpu.arena):
             n_calls //= 2
@@ -596,6 +608,18 @@ class Stopwatch:
         inputs.fill(self._clock)
         fastest = min(inputs.fill(self._clock) for _ in range(3))
         self._idle_ms_per_byte[str(size.axes)] = fastest / inputs.used_bytes
+        if self._show_ms is None:
+            n_bytes = min(len(self._gpu.arena), SHOWN_BYTES)
+            least_ms, most_ms = (min(self._copied_ms(n) for _ in range(3)) for n in (ALIGN, n_bytes))
+            self._show_ms = least_ms, max(0.0, most_ms - least_ms) / n_bytes
+            self._gpu.arena[:n_bytes].fill_(SCRUBBED)
+
+    def _copied_ms(self, n_bytes: int) -> float:
+        self._gpu.settle()
+        started = self._clock()
+        self._gpu.arena[:n_bytes].copy_(self._gpu.private[:n_bytes])
+        self._gpu.settle()
+        return (self._clock() - started) * 1e3
 
     def record(self, rival: Rival, size: Size, *, headline: bool) -> None:
         """Time a baseline alone. Call while no student's code runs, where it has no record yet or one in doubt.
@@ -844,11 +868,7 @@ class Stopwatch:
     def _window(
         self, rival: Rival, n_calls: int, inputs: Field, idle_ms: float, race: Race
     ) -> tuple[WindowRun, Rows] | None:
-        """A window on fresh inputs, and the rows looked at. None, with the reason among the voids, if it says nothing.
-
-        Inputs that change in a baseline's window were changed by work that the student's file left on the GPU, so what
-        the baseline made of them says nothing either.
-        """
+        """A window on fresh inputs, and the rows looked at. None if it says nothing; the reason is among the voids."""
         with self._part(race, "release"):
             rival.release()
         with self._part(race, "fill"):
@@ -866,15 +886,18 @@ class Stopwatch:
             rival.rehearse(n_calls)
             return None
         race.pulses.append((rival.name, *self._gpu.pulse()))
+        if not rival.is_students:
+            return run, rows
         with self._part(race, "inputs"):
             n_changed = inputs.n_changed()
         if n_changed:
             message = f"{n_changed} inputs were written over in a timed window"
-            if rival.name not in BASELINES:
-                raise WrongRowsError(Evidence(kind="inputs-changed", message=message))
-            race.voids.append(f"{rival.name}: {message}")
-            return None
-        return run, rows
+            raise WrongRowsError(Evidence(kind="inputs-changed", message=message))
+        # that its inputs had to be written is not the file's time; what made it take longer than on an idle GPU is
+        assert self._show_ms is not None
+        least_ms, ms_a_byte = self._show_ms
+        shown_ms = least_ms + ms_a_byte * inputs.used_bytes
+        return dataclasses.replace(run, window_ms=max(0.0, run.window_ms - shown_ms)), rows
 
     def _compare(
         self, rival: Rival, run: WindowRun, rows: Rows, inputs: Field, race: Race, limits: dict[str, float]

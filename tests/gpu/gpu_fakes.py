@@ -37,7 +37,7 @@ class Clock:
 class FakeGpu:
     """Device memory is this process's; a handle is good when the segment was made by an `Allocator`."""
 
-    handle = "00" * 64
+    handle, private_handle = "00" * 64, "ff" * 64
 
     def __init__(self, clock, *, arena_bytes=8 << 20, settle_ms=0.02):
         self.arena = torch.zeros(arena_bytes, dtype=torch.uint8)
@@ -49,7 +49,7 @@ class FakeGpu:
         self.n_gathers = 0
         self.on_settle = lambda: None
 
-        self.arenas = {self.handle: self.arena}
+        self.arenas = {self.handle: self.arena, self.private_handle: self.private}
         self.held_bytes, self.total_bytes = 500 << 20, 1 << 40  # of the only candidate, as NVML tells them
 
     def settle(self):

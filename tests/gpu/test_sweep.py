@@ -21,7 +21,6 @@ from workers.gpu_timing import Size, input_bytes
 FORWARD = load_assignment(Path(__file__).parents[2] / "assignments" / "flash-attention-forward")
 OPERATION = reference.load("attention.forward")
 LENGTHS = (64, 128, 256)
-RESTING = types.SimpleNamespace(hold=contextlib.nullcontext)  # the baselines
 GIB = 1 << 30
 SCORES_BYTES = 8 * GIB  # of the largest size where these tests play one of an H200
 
@@ -66,7 +65,7 @@ class Sweep:
         self.monkeypatch.setattr(gpu_examination, "Interview", lambda sandbox, allowance: self.interview)
         self.monkeypatch.setattr(gpu_examination.processes, "tree", lambda pid: ())
         self.interview.ending = None
-        course = _Course(assignment, examiner, self.gpu, RESTING, GpuRecord(), 1, None)
+        course = _Course(assignment, examiner, self.gpu, None, GpuRecord(), 1, None, contextlib.nullcontext)
         course.numeric = types.SimpleNamespace(answers={})
         course._measure(None, [])
         return course
@@ -200,7 +199,7 @@ def test_what_is_timed_afterwards_has_the_whole_arena(sweep, monkeypatch):
         bench=types.SimpleNamespace(ready=lambda interview, shown: opened.append(len(shown.arena))),
         start_clock=lambda: None, load=lambda interview: opened.append("load"),
         stage=lambda name: contextlib.nullcontext(),
-    ), sweep.gpu, RESTING, GpuRecord(), 1, None)  # fmt: skip
+    ), sweep.gpu, None, GpuRecord(), 1, None, contextlib.nullcontext)  # fmt: skip
     interview = types.SimpleNamespace(sandbox=types.SimpleNamespace(pid=0), end=lambda: None, evidence=[], ending=None)
     monkeypatch.setattr(gpu_examination, "Interview", lambda sandbox, allowance: interview)
     monkeypatch.setattr(gpu_examination, "input_bytes", lambda timed, size, n_calls: 4096)

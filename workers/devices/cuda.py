@@ -70,6 +70,7 @@ class Gpu:
         self.handle = bytes(_checked(runtime.cudaIpcGetMemHandle(self._start)).reserved).hex()
         self.arena = view(self._start, size)
         self._private = int(_checked(runtime.cudaMalloc(size)))
+        self.private_handle = bytes(_checked(runtime.cudaIpcGetMemHandle(self._private)).reserved).hex()
         self.private = view(self._private, size)
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class Shown(Protocol):
 
     @property
     def private(self) -> torch.Tensor:
-        """As many, which none maps."""
+        """As many, which no student's file maps."""
 
     @property
     def handle(self) -> str:
@@ -61,6 +61,7 @@ class SmallArena:
 class TimedGpu(Shown, Protocol):
     """What windows of calls need; a fake of it runs in the tests."""
 
+    private_handle: str  # by which the baselines map that one
     room_bytes: int  # device memory that the outputs of one window may take
 
     def pulse(self) -> tuple[int, float]:
