@@ -308,7 +308,7 @@ def _bars(chart: BarChart) -> dict[str, Any]:
     bar_of = {"x": {"field": "value", **length}, "y": y, "fill": fill}
     layers: list[dict[str, Any]] = [{"mark": {"type": "bar", "height": 13, "yOffset": 9}, "encoding": bar_of}]
     # across every bar and no further, for above each stand its words; outlined, to be seen upon a bar as well
-    across = {"type": "tick", "thickness": 4, "size": 21, "yOffset": 9, "stroke": "var(--card)", "strokeWidth": 1}
+    across = {"type": "tick", "thickness": 4, "size": 17, "yOffset": 9, "stroke": "var(--card)", "strokeWidth": 1}
     layers += [
         {"mark": across | {"color": "var(--chart-limit)"}, "encoding": {"x": {"datum": level.value, **length}, "y": y}}
         for level in chart.levels

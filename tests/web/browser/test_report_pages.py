@@ -79,6 +79,12 @@ def test_no_word_of_a_drawing_is_cut_off_or_lies_on_another(report: str, pages: 
                if (a.left < b.right && b.left < a.right && a.top + 2 < b.bottom && b.top + 2 < a.bottom)
                  onAnother.push(`${words} / ${others}`);
              }));
+             for (const mark of svg.querySelectorAll('path[fill="var(--chart-limit)"], line[stroke="var(--chart-limit)"]')) {
+               const a = mark.getBoundingClientRect();
+               for (const [words, b] of boxes)
+                 if (a.left < b.right && b.left < a.right && a.top + 3 < b.bottom && b.top + 3 < a.bottom)
+                   onAnother.push(`${words} / a mark`);
+             }
            }
            return [cut, onAnother];"""
     )
@@ -118,6 +124,8 @@ def test_on_paper_there_is_the_report_and_nothing_to_press(report: str, pages: P
         clipped = """return [...document.querySelectorAll('.scroll, .said, .source')].filter((box) =>
             getComputedStyle(box).overflowX !== 'visible' && box.scrollWidth > box.clientWidth).length"""
         assert pages.driver.execute_script(clipped) == 0
+        narrowest = "return Math.min(...[...document.querySelectorAll('td.is-aside')].map((one) => one.clientWidth))"
+        assert pages.driver.execute_script(narrowest) >= 120, "what a probe tries is no column of single words"
     finally:
         pages.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     paper = pages.driver.execute_cdp_cmd(
