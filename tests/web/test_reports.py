@@ -155,7 +155,10 @@ def test_a_page_waits_for_no_drawing_and_says_the_same_in_words(
     assert 'class="drawing"' not in html
     assert html.count("This chart is still being drawn") == html.count("<figure") == 3
     assert "In words: peak above the inputs against T. yours, like T^1.00:" in html
+    again = '<noscript><meta http-equiv="refresh"'  # with a script the charts alone are fetched
+    assert again in html
     may_go_on.set()
+    assert again not in whole(sqlite_campus, "ada", submission_id)
     assert whole(sqlite_campus, "ada", submission_id).count('class="drawing"') == 3
 
 

@@ -79,7 +79,8 @@ def test_no_word_of_a_drawing_is_cut_off_or_lies_on_another(report: str, pages: 
                if (a.left < b.right && b.left < a.right && a.top + 2 < b.bottom && b.top + 2 < a.bottom)
                  onAnother.push(`${words} / ${others}`);
              }));
-             for (const mark of svg.querySelectorAll('path[fill="var(--chart-limit)"], line[stroke="var(--chart-limit)"]')) {
+             const held = '[fill="var(--chart-limit)"], line[stroke="var(--chart-limit)"]';
+             for (const mark of svg.querySelectorAll(held)) {
                const a = mark.getBoundingClientRect();
                for (const [words, b] of boxes)
                  if (a.left < b.right && b.left < a.right && a.top + 3 < b.bottom && b.top + 3 < a.bottom)
