@@ -87,6 +87,30 @@ def test_an_attack_on_the_clock_gets_no_time(examine, name):
     assert found.evidence
 
 
+def test_memory_held_before_the_largest_call_is_a_sign(examine):
+    found = examine(hostile("held_scratch"))
+    assert [sign.kind for sign in found.evidence] == ["memory-held"]
+    assert found.memory[0].peak_bytes > 4 << 30
+
+
+@pytest.mark.parametrize("name", ["scores_in_arena", "scores_on_host"])
+def test_scores_kept_elsewhere_are_seen(examine, name):
+    found = examine(hostile(name))
+    assert found.memory[-1].failure or found.memory[-1].peak_bytes > 1 << 30
+    assert not found.evidence
+
+
+def test_library_attention_at_timed_sizes_alone_is_seen(examine):
+    found = examine(hostile("library_at_timed_sizes"), probes=("random", "causal"), speed=True, memory=False)
+    assert any("flash_attention" in call.op for call in found.large_library_calls)
+
+
+def test_a_slow_pilot_buys_no_short_windows(examine):
+    dawdling, honest = (examine(source, speed=True, memory=False).timings[0].ratio
+                        for source in (hostile("slow_pilot"), hostile("slow_pilot").replace(b"0.1)", b"0.0)")))  # fmt: skip
+    assert dawdling == pytest.approx(honest, rel=0.03)
+
+
 def test_what_is_wrong_at_full_size_alone_is_wrong_and_not_held(examine):
     found = examine(hostile("far_keys"), speed=True, memory=False)
     assert [(call.output, call.failure) for call in found.large_calls] == [("o", None)]
