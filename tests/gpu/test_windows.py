@@ -100,6 +100,9 @@ def test_an_honest_file_gets_its_time_and_its_ratio(track):
     assert found.student_times_ms == pytest.approx([24.0] * 5, rel=0.01)
     assert not found.noisy
     assert not race.evidence
+    # nothing lies elsewhere than in the rehearsal, whose operations are counted
+    assert race.n_moved == 0
+    assert not race.voids
     assert race.row_errors["o"] < 1e-6
 
 
@@ -468,6 +471,7 @@ def test_nothing_that_a_file_left_on_the_gpu_sees_or_spoils_a_baselines_window(t
 
     def spoiling(honest):
         def call(q, k, v, is_causal):
+            assert 0 <= q.data_ptr() - track.gpu.private.data_ptr() < len(track.gpu.private)
             if before:
                 assert torch.equal(before[0], track.gpu.arena)  # nothing came to wake it
             track.gpu.arena.random_()
