@@ -471,12 +471,15 @@ def _speed(table: _Table) -> Speed:
 
 
 def _explained(table: _Table, handout: str) -> dict[str, str]:
-    headings = tuple(re.findall(r"^##? +(.+?) *$", handout, re.MULTILINE))
+    headings = tuple(re.findall(r"^## +(.+?) *$", handout, re.MULTILINE))
     found: dict[str, str] = {}
     for heading in table.names():
         if heading not in headings:
             table.fail(heading, f"the handout has no such heading{_hint(heading, headings)}")
-        found |= dict.fromkeys(table.texts(heading), heading)
+        for fault in table.texts(heading):
+            if fault in found:
+                table.fail(heading, f"{fault!r} stands below {found[fault]!r} already; a report leads to one place")
+            found[fault] = heading
     return found
 
 

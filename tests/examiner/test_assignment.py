@@ -44,7 +44,7 @@ def folder(tmp_path):
         path = tmp_path / name
         path.mkdir()
         (path / "assignment.toml").write_text(toml)
-        (path / "handout.md").write_text("# Row softmax\n")
+        (path / "handout.md").write_text("# Row softmax\n\n## Recurrence\n")
         (path / "starter.py").write_text("def online_softmax(x): ...\n")
         return path
 
@@ -88,6 +88,16 @@ def test_the_digest_changes_with_any_of_the_three_files(folder):
         pytest.param('entry = "online_softmax"', "", r"entry: missing; add it"),
         pytest.param("required = true", 'dtype = "float64"', r"cases\[0\].dtype: 'float64' is not one of float32"),
         pytest.param("[points]", "[points", r"not valid TOML"),
+        pytest.param(
+            "[points]",
+            "[explained]\nRecurence = ['wrong-base']\n[points]",
+            r"explained.Recurence: the handout has no such heading; did you mean 'Recurrence'\?",
+        ),
+        pytest.param(
+            "[points]",
+            "[explained]\nRecurrence = ['wrong-base', 'wrong-base']\n[points]",
+            r"'wrong-base' stands below 'Recurrence' already",
+        ),
         pytest.param("max_launches = 1", "max_launches = 0", r"structure.max_launches: 0 must be at least 1"),
     ],
 )

@@ -42,7 +42,7 @@ from grader.measurement import (
 )
 from grader.report import report
 from grader.sections import Command, Kind, Table, TextBlock
-from grader.terminal import bar_plot, heat_plot, line_plot, print_report
+from grader.terminal import LONGEST_WORD, bar_plot, heat_plot, line_plot, print_report
 from grader.wording import Hostile, points_text
 
 ASSIGNMENT = assignment_of()
@@ -686,7 +686,7 @@ def test_no_word_of_a_table_is_broken(width):
     cells = [part for column, cell in pairs if column.kind is not Kind.ASIDE for part in parts_of(cell)]
     words = {word for cell in cells for word in cell.replace(",", " ").replace(";", " ").split()}
     assert len(words) > 100
-    assert {word for word in words if len(word) <= 24} <= shown
+    assert {word for word in words if len(word) <= LONGEST_WORD} <= shown
 
 
 def test_a_stage_that_was_gone_through_in_parts_is_one_row():

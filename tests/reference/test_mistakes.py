@@ -17,6 +17,8 @@ from torch import Tensor
 
 import reference
 from grader.assignment import Assignment, Case, load_assignment
+from grader.measurement import FailureKind
+from grader.verdicts import Fault
 from reference.operation import Mistake, Operation
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +50,16 @@ def planted(slug: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 def right(slug: str) -> list[str]:
     return [path for path, entry in EXPECTED.items() if entry["assignment"] == slug and Path(path).stem[:3] == "ok-"]
+
+
+@pytest.mark.parametrize("assignment", ASSIGNMENTS.values(), ids=ASSIGNMENTS)
+def test_the_handout_explains_every_mistake_that_a_report_may_name(assignment: Assignment) -> None:
+    assert labels(assignment) - assignment.explained.keys() == set()
+    # the other faults are those of every operation: what the corpus shows, and what judging itself names
+    known = {entry["fault"] for entry in EXPECTED.values()} | {fault.value for fault in (*Fault, *FailureKind)}
+    sources = "".join((ROOT / "grader" / name).read_text(encoding="utf-8") for name in ("diagnosis.py", "judging.py"))
+    unknown = assignment.explained.keys() - labels(assignment) - known
+    assert {fault for fault in unknown if f'"{fault}"' not in sources} == set()
 
 
 # Uninitialised memory need not hold NaN outside the examiner, which sees to it that it does.
