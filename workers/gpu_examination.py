@@ -88,8 +88,8 @@ BALLAST_LEAST_BYTES = 1 << 30  # and at least this, for modules, local memory an
 # memory of kernels that spill: 1 KiB for each of an H200's 2048 x 132 threads are 264 MiB.
 MODULES_BYTES = 1 << 30
 NAIVE_BYTES_A_SCORE = 16  # at least, of the naive chain in float32: 18 forward, 16 with gradients
-# Memory of the host's that a call may take beyond what the process had. Compiling attention with tiles of 128 in between
-# took 0.4 GiB with the assembler's, and scratch files, up to 0.5 GiB, count there too. A byte for each score is 4 GiB.
+# Memory of the host's that a call may take beyond what the process had. To compile attention in between, with tiles of
+# 128, took 0.4 GiB with the assembler's; scratch files, up to 0.5 GiB, count there too. A byte for each score is 4 GiB.
 HOST_BYTES = 2 << 30
 MOST_FAILURES = 3  # of a reference, before this worker goes on without it
 LANES = 4  # one holds the GPU, one is ready for it, two are compiled and audited
