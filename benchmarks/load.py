@@ -292,9 +292,11 @@ class Server:
     pid: int
 
     def cpu_s(self) -> float:
-        """Processor time of the web server so far, in seconds."""
-        parts = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+        """Processor time of the processes that serve pages so far, in seconds; drawing is not theirs."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        servers = [pid for pid in children if b"--listener" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in servers or [self.pid]]
+        return sum(int(parts[11]) + int(parts[12]) for parts in stats) / os.sysconf("SC_CLK_TCK")
 
     def get(self, connection: http.client.HTTPConnection, path: str, cookie: str) -> http.client.HTTPResponse:
         headers = {"Cookie": cookie, "Accept-Encoding": "gzip, br", "Host": f"127.0.0.1:{self.port}"}

@@ -155,10 +155,11 @@ def _candidates(
             func.row_number().over(partition_by=rivals, order_by=best_first).label("nth"),
         )
         .join(Result)
-        .where(*graded, Submission.user_id.in_(students))
+        .where(*graded)
         .subquery()
     )
-    return select(ranked).where(ranked.c.nth == 1)
+    # students are picked among the best: within, a planner takes every one of them to have handed in little
+    return select(ranked).where(ranked.c.nth == 1, ranked.c.user_id.in_(students))
 
 
 def counted(rows: Iterable[Submission], window: Window) -> Submission | None:

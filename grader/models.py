@@ -234,7 +234,7 @@ class Result(Base):
     __tablename__ = "result"
     __table_args__ = (
         Index(None, "verdict"),
-        Index(None, "gpu"),
+        Index(None, "gpu", "submission_id"),
         Index(
             "ix_result_ranking",
             *("submission_id", "verdict", "points", "speedup", "speedup_low", "speedup_high", "limit_share", "gpu"),

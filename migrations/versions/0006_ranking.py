@@ -21,6 +21,8 @@ def upgrade() -> None:
     with op.batch_alter_table("board_entry") as batch:
         batch.drop_column("withheld")
         batch.drop_column("hand_ins")
+    op.drop_index("ix_result_gpu", "result")
+    op.create_index("ix_result_gpu_submission_id", "result", ["gpu", "submission_id"])
     op.create_index("ix_submission_ranking", "submission", ["course_assignment_id", "user_id", "submitted_at", "id"])
     op.create_index(
         "ix_result_ranking",
@@ -32,6 +34,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("ix_result_ranking", "result")
     op.drop_index("ix_submission_ranking", "submission")
+    op.drop_index("ix_result_gpu_submission_id", "result")
+    op.create_index("ix_result_gpu", "result", ["gpu"])
     with op.batch_alter_table("board_entry") as batch:
         batch.add_column(sa.Column("hand_ins", sa.Integer(), nullable=False, server_default="1"))
         batch.add_column(sa.Column("withheld", sa.Double(), nullable=False, server_default="0"))
