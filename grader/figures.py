@@ -77,6 +77,10 @@ class HeatMap:
     column_label: str
     values: tuple[tuple[float | None, ...], ...]
 
+    @property
+    def has_not_finite(self) -> bool:
+        return any(value is None for row in self.values for value in row)
+
 
 Chart = LineChart | BarChart | HeatMap
 
