@@ -81,7 +81,7 @@ def opened(
         interpreter = stack.enter_context(audit) if audit is not None else None
         gpu = Gpu()
         stack.callback(gpu.close)
-        rivals = Rivals(gpu, stack.enter_context(baselines_pool(limits, isolation=isolation)))
+        rivals = Rivals(gpu, stack.enter_context(baselines_pool(isolation=isolation)))
         stack.callback(rivals.close)
         yield Bench(gpu, warm, compiling, interpreter, rivals)
 

@@ -236,6 +236,7 @@ def costs(axes: Mapping[str, int], dtype: torch.dtype, options: Options) -> Cost
         reference_peak_bytes=n_q + n_lse,
         eager_launches=4 + (4 if mask else 0),
         eager_bytes=(n_q + n_k + scores) + 2 * scores + masked + 2 * scores + (scores + n_k + n_q),
+        n_scores=scores // size,
     )
 
 
@@ -260,6 +261,7 @@ def training_costs(axes: Mapping[str, int], dtype: torch.dtype, options: Options
         reference_peak_bytes=2 * n_q + 2 * n_k + 2 * n_lse,
         eager_launches=forward.eager_launches + 6 + (1 if options.get("is_causal", False) else 0),
         eager_bytes=forward.eager_bytes + backward_eager,
+        n_scores=forward.n_scores,
     )
 
 

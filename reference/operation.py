@@ -35,6 +35,9 @@ class Costs:
     reference_peak_bytes: int
     eager_launches: int
     eager_bytes: int  # read and written, over all launches
+    # values in a matrix that no good kernel stores, such as attention's scores: of one byte each at the very least,
+    # whatever the dtype, with gradients or without. 0 where there is no such matrix
+    n_scores: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

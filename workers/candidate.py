@@ -82,6 +82,8 @@ class _Watch(Protocol):
 class _Half(Protocol):
     """What depends on the device: workers/devices/cpu_candidate.py and cuda_candidate.py."""
 
+    note: str  # for the examiner's log: what did not go well while it got ready
+
     def handlers(self, candidate: Candidate) -> Mapping[str, Callable[[Message], Message]]: ...
 
     def flat(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor: ...
@@ -377,7 +379,7 @@ def main(control_fd: int, arena_fd: int, arena_bytes: int) -> None:
     half = _half(arena, str(submission))
     linecache.checkcache()
     candidate = Candidate(arena, submission, half)
-    channel.send({"op": "ready"})
+    channel.send({"op": "ready", "note": _text(half.note)})
     while True:
         try:
             message = channel.receive()

@@ -61,12 +61,14 @@ from workers.gpu_timing import (
     Operations,
     Race,
     Rival,
+    ShowCost,
     Size,
     Stopwatch,
     VoidError,
     WrongRows,
     WrongRowsError,
     input_bytes,
+    learn_show_cost,
     window_seeds,
 )
 from workers.interview import Allowance, CandidateFailedError, Interview
@@ -87,7 +89,6 @@ BALLAST_LEAST_BYTES = 1 << 30  # and at least this, for modules, local memory an
 # What a file holds on the GPU before a call, beyond this, is memory that it needs. The rest is modules, and the local
 # memory of kernels that spill: 1 KiB for each of an H200's 2048 x 132 threads are 264 MiB.
 MODULES_BYTES = 1 << 30
-NAIVE_BYTES_A_SCORE = 16  # at least, of the naive chain in float32: 18 forward, 16 with gradients
 # Memory of the host's that a call may take beyond what the process had. To compile attention in between, with tiles of
 # 128, took 0.4 GiB with the assembler's; scratch files, up to 0.5 GiB, count there too. A byte for each score is 4 GiB.
 HOST_BYTES = 2 << 30
@@ -138,7 +139,9 @@ class CudaBench:
 
 
 class Rivals:
-    """The naive baseline and the reference, each in a candidate of its own that outlives many gradings.
+    """The naive baseline and the reference of each operation, in candidates that outlive many gradings.
+
+    One such for a GPU: only who knows all baselines there can have those that wait give their memory back.
 
     Args:
         sandboxes: their candidates, without a limit on processor time: waiting for a GPU spins, grading after grading.
@@ -149,6 +152,7 @@ class Rivals:
         self._running: dict[tuple[str, str], Rival] = {}
         self._records_ms: dict[tuple[str, str], dict[str, float]] = {}  # these outlive a rival too
         self._n_failed: Counter[tuple[str, str]] = Counter()
+        self.show_cost: ShowCost | None = None  # of this GPU, once it is learnt
 
     def of(
         self,
@@ -393,7 +397,7 @@ def examine_once(
     limits = assignment.limits
     with contextlib.ExitStack() as stack:
         compilers = stack.enter_context(ahead_pool(limits, size=n_compilers, refill=False, isolation=isolation))
-        baselines = stack.enter_context(baselines_pool(limits, refill=False, isolation=isolation))
+        baselines = stack.enter_context(baselines_pool(refill=False, isolation=isolation))
         # one for the probes, one to be measured
         candidates = stack.enter_context(cuda_pool(limits, size=2, refill=False, isolation=isolation))
         interpreter = stack.enter_context(interpreter_pool(limits, size=1, refill=False, isolation=isolation))
@@ -423,7 +427,7 @@ class WarmGpu:
     """
 
     def __init__(self, *, lanes: int = LANES) -> None:
-        from workers.devices.cuda import Gpu
+        from workers.devices.cuda import Gpu, baselines_pool
 
         # whoever reads the clock must not wait five milliseconds until another lane lets go of the interpreter
         sys.setswitchinterval(SWITCH_S)
@@ -434,7 +438,10 @@ class WarmGpu:
         self._gpu = Gpu()
         self._stack.callback(self._gpu.close)
         self._ceilings = measure_ceilings()
+        self._rivals = Rivals(self._gpu, self._stack.enter_context(baselines_pool()))
+        self._stack.callback(self._rivals.close)
         self._warm: dict[Limits, _Warm] = {}
+        self._holds: list[contextlib.ExitStack] = []  # of those who keep candidates off the GPU just now
 
     def __call__(
         self, assignment: Assignment, source: bytes, progress: Progress, record: GpuRecord | None = None
@@ -446,7 +453,7 @@ class WarmGpu:
             gpu=self._gpu,
             sandboxes=warm.candidates,
             interpreter=warm.interpreter,
-            rivals=warm.rivals,
+            rivals=self._rivals,
             quiet=self._quiet,
             ahead=warm.ahead,
             ceilings=self._ceilings,
@@ -464,7 +471,7 @@ class WarmGpu:
 
     def pools(self, limits: Limits) -> _Warm:
         """Warm candidates with those limits; started now where there are none yet."""
-        from workers.devices.cuda import baselines_pool, cuda_pool
+        from workers.devices.cuda import cuda_pool
 
         with self._starting:
             if limits not in self._warm:
@@ -473,15 +480,29 @@ class WarmGpu:
                 # one is asked and one is timed, and the next two get ready meanwhile
                 candidates = self._stack.enter_context(cuda_pool(limits, size=2 * self.lanes))
                 interpreter = self._stack.enter_context(interpreter_pool(limits, size=self.lanes, nice=BACKGROUND_NICE))
-                rivals = Rivals(self._gpu, self._stack.enter_context(baselines_pool(limits)))
-                self._stack.callback(rivals.close)
+                for holds in self._holds:
+                    holds.enter_context(candidates.hold())
                 ahead = Ahead(sandboxes=compilers, n_candidates=n_compilers)
-                self._warm[limits] = _Warm(candidates, interpreter, rivals, ahead)
+                self._warm[limits] = _Warm(candidates, interpreter, ahead)
             return self._warm[limits]
 
-    def _quiet(self) -> AbstractContextManager[None]:
-        """All of them keep off, whatever assignment they are for: a context takes memory that a ballast left."""
-        return _holding([pool for warm in list(self._warm.values()) for pool in (warm.candidates, warm.rivals)])
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """All of them keep off, whatever assignment they are for: a context takes memory that a ballast left.
+
+        So do those that another lane starts meanwhile.
+        """
+        with contextlib.ExitStack() as holds:
+            with self._starting:
+                pools: list[Rivals | Sandboxes] = [self._rivals, *(warm.candidates for warm in self._warm.values())]
+                self._holds.append(holds)
+            try:
+                for pool in pools:
+                    holds.enter_context(pool.hold())
+                yield
+            finally:
+                with self._starting:
+                    self._holds.remove(holds)
 
     def close(self) -> None:
         """End every candidate and give the GPU's memory back."""
@@ -493,7 +514,6 @@ class WarmGpu:
 class _Warm:
     candidates: Sandboxes
     interpreter: Sandboxes
-    rivals: Rivals
     ahead: Ahead
 
 
@@ -578,11 +598,21 @@ class _Course:
         if self._assignment.speed is None or timed is None:
             return None, []
         with self._timed("rivals"):
-            stopwatch = Stopwatch(self._assignment, self._examiner.operation, timed, self._gpu, seed=self._seed)
+            show_cost = self._show_cost()
+            stopwatch = Stopwatch(
+                self._assignment, self._examiner.operation, timed, self._gpu, seed=self._seed, show_cost=show_cost
+            )
             for size in self._sizes():
                 stopwatch.calibrate(size)
             others = self._others(stopwatch, timed)
         return stopwatch, others
+
+    def _show_cost(self) -> ShowCost:
+        """Learnt in a worker's first grading, before any file is loaded there: the same is subtracted for everybody."""
+        if self._rivals.show_cost is None:
+            with self._quiet():
+                self._rivals.show_cost = learn_show_cost(self._gpu)
+        return self._rivals.show_cost
 
     def _others(self, stopwatch: Stopwatch, timed: timed_operations.Timed) -> list[Rival]:
         """The rivals, each with a time of its own at every size, made alone; frozen."""
@@ -591,7 +621,11 @@ class _Course:
             lacking = [(number, size) for number, size in enumerate(self._sizes()) if not rival.has_record(size)]
             with self._quiet() if lacking else contextlib.nullcontext():
                 for number, size in lacking:
-                    stopwatch.record(rival, size, headline=number == 0)
+                    try:
+                        stopwatch.record(rival, size, headline=number == 0)
+                    except VoidError as exc:  # a moment says little; without a record nobody can be graded
+                        log.warning("%s is recorded once more: %s", rival.name, exc)
+                        stopwatch.record(rival, size, headline=number == 0)
 
         found = self._rivals.of(self._assignment, self._examiner.operation, timed, prove)
         self._rivals.freeze()
@@ -706,6 +740,8 @@ class _Course:
                 timed = timed_operations.load(self._assignment.operation)
                 assert timed is not None
                 others[:] = self._others(stopwatch, timed)
+                # the file's process is frozen, but not what it may have left on the GPU
+                others[0].doubt()
             return Replay(
                 outcome=ReplayOutcome.NOT_REPLAYABLE, axes=dict(size.axes), detail=f"the replay said nothing: {exc}"
             )
@@ -879,7 +915,7 @@ class _Course:
         with self._gpu.ballast(leave) if ballast else contextlib.nullcontext():
             try:
                 if ballast:
-                    self._hold_to_little(interview, size, costs.naive_peak_bytes, leave)
+                    self._hold_to_little(interview, size, costs.n_scores, leave)
                 peak = self._watched(interview, request, size) - idle
                 interview.ask({"op": "trim", "drop": False}, stage=f"memory-{size}")
                 interview.answer(self._call_s())
@@ -903,13 +939,13 @@ class _Course:
             failure=failure,
         )
 
-    def _hold_to_little(self, interview: Interview, size: int, naive_bytes: int, leave: int) -> None:
+    def _hold_to_little(self, interview: Interview, size: int, n_scores: int, leave: int) -> None:
         """What is held before a call, and what is left to it, must not have room for all scores, a byte for each."""
         now = self._named_bytes(interview)
-        if now is None or self._bare_bytes is None:
+        if now is None or self._bare_bytes is None or not n_scores:
             return
         held = now - self._bare_bytes
-        if held > max(MODULES_BYTES, naive_bytes // NAIVE_BYTES_A_SCORE - leave):
+        if held > max(MODULES_BYTES, n_scores - leave):
             message = (
                 f"{held / 2**30:.1f} GiB of the GPU were held before the call at {size}: with the "
                 f"{leave / 2**30:.1f} GiB left to it there is room for all scores"

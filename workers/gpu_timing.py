@@ -50,7 +50,8 @@ BASELINES = frozenset({"naive", "reference"})
 BASELINES_SHARE = 3  # a baseline's outputs may take that part of the room for the student's
 SEGMENTS_A_FRAME = 200
 COMPARED_BYTES = 1 << 28  # of inputs, at once
-SHOWN_BYTES = 1 << 32  # of the arena, written to learn how fast that is
+COPIES = 9  # of each of two sizes, to learn what showing inputs takes
+LEAST_SHOWN_BYTES = 64 << 20  # the smaller of the sizes: more than an L2 cache holds, little beside the arena
 SCRUBBED = 0xFF  # what lies in the arena when a file comes
 MOST_RESIZES = 3  # races begun anew with more calls in a window, because the student's took less than in the pilot
 MAX_MOVES = 4  # windows whose outputs lay in memory never seen before
@@ -120,7 +121,7 @@ class Size:
 
     @property
     def key(self) -> str:
-        return f"{self.axes} {self.dtype}"
+        return f"{dict(self.axes)} {self.dtype} {dict(self.options)}"
 
 
 def window_seeds(seed: int, what: str) -> Iterator[int]:
@@ -152,6 +153,48 @@ class Operations:
 
     def library_calls(self) -> tuple[TorchOp, ...]:
         return tuple(self._seen["library_calls"].values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowCost:
+    """What it takes on an idle GPU to write inputs to the arena: so long for none, and so long for each byte."""
+
+    none_ms: float
+    ms_a_byte: float
+
+    def ms(self, n_bytes: int) -> float:
+        return self.none_ms + self.ms_a_byte * n_bytes
+
+
+def show_bytes(gpu: Shown, n_bytes: int) -> None:
+    """Have the first so many bytes of the examiner's own memory written to the arena."""
+    gpu.arena[:n_bytes].copy_(gpu.private[:n_bytes])
+
+
+def learn_show_cost(gpu: Shown, clock: Callable[[], float] = time.perf_counter) -> ShowCost:
+    """Measure it as it is done in a window: medians of copies of a small part of the arena and of all of it, in turn.
+
+    Windows of 20 ms show as much as the arena holds, which takes as long again: nothing may be extrapolated, and a
+    fastest copy is none that a typical window has. Call while nothing of a student's runs. Nothing of the copies stays.
+    """
+
+    def copied_ms(n_bytes: int) -> float:
+        gpu.settle()
+        started = clock()
+        show_bytes(gpu, n_bytes)
+        gpu.settle()
+        return (clock() - started) * 1e3
+
+    most = len(gpu.arena)
+    least = min(LEAST_SHOWN_BYTES, most // 2)
+    for n_bytes in (least, most):
+        copied_ms(n_bytes)  # the first time, memory is mapped and code is loaded
+    pairs = [(copied_ms(least), copied_ms(most)) for _ in range(COPIES)]
+    least_ms, most_ms = (median(times_ms) for times_ms in zip(*pairs, strict=True))
+    gpu.arena.fill_(SCRUBBED)
+    gpu.settle()
+    ms_a_byte = max(0.0, most_ms - least_ms) / (most - least)
+    return ShowCost(none_ms=max(0.0, least_ms - ms_a_byte * least), ms_a_byte=ms_a_byte)
 
 
 def _places(timed: Timed, size: Size, n_calls: int) -> tuple[dict[str, tuple[int, int, int]], int]:
@@ -203,7 +246,7 @@ class Field:
 
     def show(self) -> None:
         """Have them written to the arena, from where candidates read them."""
-        self._gpu.arena[: self.used_bytes].copy_(self._gpu.private[: self.used_bytes])
+        show_bytes(self._gpu, self.used_bytes)
 
     def n_changed(self) -> int:
         """How many inputs in the arena are no longer what was written there."""
@@ -348,6 +391,10 @@ class Rival:
         """Whether this process ran at this size before, and a time of it that can be trusted is known."""
         return size.key in self.pilots_ms and size.key in self.records_ms and size.key not in self.doubted
 
+    def doubt(self) -> None:
+        """Have all its records made anew before the next file's code runs."""
+        self.doubted.update(self.records_ms)
+
     @_told_apart
     def open(self) -> None:
         """Give it the memory that inputs are made in, or the arena if it is a student's. Once."""
@@ -371,11 +418,14 @@ class Rival:
 
     @_told_apart
     def rehearse(self, n_calls: int, *, most: int = MAX_MOVES) -> None:
-        """Run windows that are not timed until outputs come to lie where they lay before, and map that memory."""
+        """Run windows that are not timed until outputs come to lie where they lay before, and map that memory.
+
+        What torch operations a file's calls make is counted before the first of them.
+        """
         self._show()
-        for _ in range(most):
+        for number in range(most):
             self._ask({"op": "release"})
-            said = self._ask({"op": "rehearse", "k": n_calls})
+            said = self._ask({"op": "rehearse", "k": n_calls, "count": self.is_students and number == 0})
             self._outputs = [self._checked(row) for row in claims.rows(said, "outputs")]
             self.operations.add(said)
             if [output.name for output in self._outputs] != list(self._shapes):
@@ -577,7 +627,10 @@ class Race:
 class Stopwatch:
     """Times one student's file against its rivals on one GPU.
 
-    Made before the student's file is loaded anywhere: it first measures what writing inputs takes on an idle GPU.
+    Made before the student's file is loaded anywhere: it first measures what making inputs takes on an idle GPU.
+
+    Args:
+        show_cost: subtracted from windows of the student's, see `learn_show_cost`; baselines need nothing shown.
     """
 
     def __init__(
@@ -588,38 +641,24 @@ class Stopwatch:
         gpu: TimedGpu,
         *,
         seed: int,
+        show_cost: ShowCost,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._assignment, self._operation, self._timed, self._gpu = assignment, operation, timed, gpu
-        self._seed, self._clock = seed, clock
+        self._seed, self._show_cost, self._clock = seed, show_cost, clock
         self._seeds = window_seeds(seed, "timing")
         self._gradients = frozenset(output.name for output in assignment.outputs if output.gradient)
         self._idle_ms_per_byte: dict[str, float] = {}
-        self._show_ms: tuple[float, float] | None = None  # of writing no inputs, and each byte of them
 
     def calibrate(self, size: Size) -> None:
-        """Learn how long this GPU, idle, takes to make inputs of this size and to show some. Call while no student's
-        code runs.
-        """
+        """Learn how long this GPU, idle, takes to make inputs of this size. Call while no student's code runs."""
         n_calls = PILOT_CALLS * 4
         while n_calls > 1 and input_bytes(self._timed, size, n_calls) > len(self._gpu.arena):
             n_calls //= 2
         inputs = Field(self._gpu, self._operation, self._timed, size, n_calls, seeds=self._seeds)
         inputs.fill(self._clock)
         fastest = min(inputs.fill(self._clock) for _ in range(3))
-        self._idle_ms_per_byte[str(size.axes)] = fastest / inputs.used_bytes
-        if self._show_ms is None:
-            n_bytes = min(len(self._gpu.arena), SHOWN_BYTES)
-            least_ms, most_ms = (min(self._copied_ms(n) for _ in range(3)) for n in (ALIGN, n_bytes))
-            self._show_ms = least_ms, max(0.0, most_ms - least_ms) / n_bytes
-            self._gpu.arena[:n_bytes].fill_(SCRUBBED)
-
-    def _copied_ms(self, n_bytes: int) -> float:
-        self._gpu.settle()
-        started = self._clock()
-        self._gpu.arena[:n_bytes].copy_(self._gpu.private[:n_bytes])
-        self._gpu.settle()
-        return (self._clock() - started) * 1e3
+        self._idle_ms_per_byte[size.key] = fastest / inputs.used_bytes
 
     def record(self, rival: Rival, size: Size, *, headline: bool) -> None:
         """Time a baseline alone. Call while no student's code runs, where it has no record yet or one in doubt.
@@ -730,10 +769,10 @@ class Stopwatch:
                 break
         with self._part(race, "first"):
             n_windows = FIRST_CALL_WINDOWS if headline else OTHER_ROUNDS
-            self._look_at_first_call(student, inputs, idle_ms, race, limits, n_windows)
+            self._look_at_first_call(student, size, race, limits, n_windows)
 
     def _idle_ms(self, inputs: Field, size: Size) -> float:
-        return self._idle_ms_per_byte[str(size.axes)] * inputs.used_bytes
+        return self._idle_ms_per_byte[size.key] * inputs.used_bytes
 
     def _empty(self, rival: Rival, inputs: Field, race: Race) -> None:
         """One window without calls."""
@@ -894,9 +933,7 @@ class Stopwatch:
             message = f"{n_changed} inputs were written over in a timed window"
             raise WrongRowsError(Evidence(kind="inputs-changed", message=message))
         # that its inputs had to be written is not the file's time; what made it take longer than on an idle GPU is
-        assert self._show_ms is not None
-        least_ms, ms_a_byte = self._show_ms
-        shown_ms = least_ms + ms_a_byte * inputs.used_bytes
+        shown_ms = self._show_cost.ms(inputs.used_bytes)
         return dataclasses.replace(run, window_ms=max(0.0, run.window_ms - shown_ms)), rows
 
     def _compare(
@@ -988,9 +1025,15 @@ class Stopwatch:
             race.evidence.append(Evidence(kind="events-disagree", message=message))
 
     def _look_at_first_call(
-        self, student: Rival, inputs: Field, idle_ms: float, race: Race, limits: dict[str, float], n_windows: int
+        self, student: Rival, size: Size, race: Race, limits: dict[str, float], n_windows: int
     ) -> None:
-        """A call alone, without company to hide in: as right as the others, and as slow."""
+        """A call alone, without company to hide in: as right as the others, and as slow.
+
+        Its inputs are those of one call: to show those of a whole window takes a hundred times as long as such a call.
+        """
+        inputs = self.one_call(size)
+        idle_ms = self._idle_ms(inputs, size)
+        student.prepare(inputs, 1)
         student.rehearse(1, most=1)
         for _ in range(n_windows):
             found = self._window(student, 1, inputs, idle_ms, race)

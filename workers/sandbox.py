@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import fcntl
 import itertools
+import logging
 import mmap
 import os
 import select
@@ -50,6 +51,8 @@ _FAILED_STARTS = 3
 _FREEZE_LIMIT_S = 2.0
 _LOOK_S = 0.02
 _END_LIMIT_S = 5.0
+log = logging.getLogger("tilegrade.sandbox")
+
 _GATE_LIMIT_S = 3.0  # a context takes a tenth of it
 _OWN_END_LIMIT_S = 1.0  # freeing gigabytes or thousands of files takes most of it on a busy host
 
@@ -192,6 +195,8 @@ class Sandbox:
         message = self.channel.receive(timeout_s)
         if message["op"] != "ready":
             raise ProtocolError(f"first frame was {message['op']!r}")
+        if message.get("note"):  # from code of ours: no file is there yet
+            log.warning("a candidate got ready, but: %s", str(message["note"])[:500])
         if self._has_hung_up() or not self._is_alive():
             raise PeerGoneError("ended after it was ready")
         self._n_own = len(processes.alive(self._tree()))

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import threading
 import time
 import types
 from pathlib import Path
@@ -89,7 +90,10 @@ class Examiner:
 
 class OfOurs:
     def __init__(self, name):
-        self.name = name
+        self.name, self.doubted = name, False
+
+    def doubt(self):
+        self.doubted = True
 
 
 class Rivals:
@@ -263,6 +267,8 @@ def test_a_baseline_that_fails_in_a_replay_costs_nobody_a_finished_grading(monke
     assert len(course.timings) == n_sizes
     assert raced == [["naive", "reference"], *[left] * (n_sizes - 1)]
     assert course._rivals.lost == [broken]
+    # made while the file's process was there, its records are none for the next file
+    assert [one.name for one in others if one.doubted] == (["naive"] if broken == "naive" else [])
     assert course.evidence == []
 
 
@@ -377,13 +383,13 @@ def test_candidates_that_get_ready_wait_once_for_all_that_is_measured(monkeypatc
 
 
 def test_candidates_for_other_assignments_keep_off_the_gpu_too():
-    made = [types.SimpleNamespace(candidates=Examiner(), rivals=Rivals()) for _ in range(3)]
+    made = [types.SimpleNamespace(candidates=Examiner()) for _ in range(3)]
     warm = WarmGpu.__new__(WarmGpu)
-    warm._warm = dict(enumerate(made))
-    pools = [pool for one in made for pool in (one.candidates, one.rivals)]
+    warm._warm, warm._rivals, warm._holds, warm._starting = dict(enumerate(made)), Rivals(), [], threading.Lock()
+    pools = [warm._rivals, *(one.candidates for one in made)]
     with warm._quiet():
-        assert [pool.held for pool in pools] == [True] * 6
-    assert [pool.held for pool in pools] == [False] * 6
+        assert [pool.held for pool in pools] == [True] * 4
+    assert [pool.held for pool in pools] == [False] * 4
 
 
 # -- the lock ----------------------------------------------------------------------------------------------------------

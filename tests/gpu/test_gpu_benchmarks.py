@@ -144,7 +144,7 @@ def play(monkeypatch):
         def close(self):
             opened.remove("warm")
 
-    cuda = types.SimpleNamespace(Gpu=Gpu, cuda_pool=pool, baselines_pool=functools.partial(pool, size=2))
+    cuda = types.SimpleNamespace(Gpu=Gpu, cuda_pool=pool, baselines_pool=functools.partial(pool, None, size=2))
     monkeypatch.setitem(sys.modules, "workers.devices.cuda", cuda)
     for name, value in {"ahead_pool": pool, "interpreter_pool": pool, "examine_on_gpu": examine_on_gpu}.items():
         monkeypatch.setattr(gpu_bench, name, value)

@@ -249,7 +249,7 @@ def test_only_files_have_a_limit_on_processor_time(cuda, monkeypatch, whose):
     """A baseline spins while it waits for the GPU, grading after grading."""
     made = []
     monkeypatch.setattr(cuda, "SandboxPool", lambda **kwargs: made.append(kwargs) or types.SimpleNamespace(close=int))
-    pool = cuda.baselines_pool(Limits()) if whose == "baselines" else cuda.cuda_pool(Limits(), size=2)
+    pool = cuda.baselines_pool() if whose == "baselines" else cuda.cuda_pool(Limits(), size=2)
     with pool:
         pass
     (kwargs,) = made

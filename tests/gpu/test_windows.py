@@ -17,7 +17,9 @@ from gpu_fakes import Allocator, Clock, FakeGpu, FakeInterview, make_candidate
 import reference
 from grader.assignment import load_assignment
 from grader.errors import GraderFault
+from grader.judging import SCALAR_BYTES
 from reference import timed as timed_operations
+from workers import gpu_timing
 from workers.claims import ClaimError
 from workers.gpu_examination import Rivals, _Course
 from workers.gpu_timing import (
@@ -25,10 +27,13 @@ from workers.gpu_timing import (
     Field,
     Operations,
     Rival,
+    ShowCost,
     Size,
     Stopwatch,
     VoidError,
     WrongRowsError,
+    input_bytes,
+    learn_show_cost,
     window_seeds,
 )
 from workers.interview import CandidateFailedError
@@ -68,7 +73,8 @@ class Track:
         return rival
 
     def stopwatch(self):
-        watch = Stopwatch(ASSIGNMENT, OPERATION, TIMED, self.gpu, seed=3, clock=self.clock)
+        shows = learn_show_cost(self.gpu, self.clock)
+        watch = Stopwatch(ASSIGNMENT, OPERATION, TIMED, self.gpu, seed=3, show_cost=shows, clock=self.clock)
         watch.calibrate(SIZE)
         return watch
 
@@ -364,7 +370,7 @@ def test_nothing_of_a_windows_inputs_can_be_read_before_the_clock_runs(track, mo
 
     monkeypatch.setattr(Field, "rows", chooses)
     monkeypatch.setattr(Field, "show", slow)
-    watch._show_ms = (7.0, 0.0)
+    watch._show_cost = ShowCost(none_ms=7.0, ms_a_byte=0.0)
     student._clock = first_looks(student._clock)
     race = watch.race(SIZE, student, others, budget_s=100.0, headline=True)
     # those of the pilot apart, which are looked at twice
@@ -378,8 +384,8 @@ def test_nothing_of_a_windows_inputs_can_be_read_before_the_clock_runs(track, mo
 def test_what_writing_inputs_takes_is_learnt_on_the_idle_gpu(track, monkeypatch):
     """What it takes longer with somebody's kernel at work is in the window of whose kernel it is."""
     watch = track.stopwatch()
-    assert watch._show_ms[0] == pytest.approx(track.gpu.settle_ms)
-    assert watch._show_ms[1] == 0.0
+    assert watch._show_cost.none_ms == pytest.approx(track.gpu.settle_ms)
+    assert watch._show_cost.ms_a_byte == 0.0
     assert bool((track.gpu.arena == 0xFF).all())  # and nothing of it is left there
     show = Field.show
 
@@ -394,10 +400,125 @@ def test_what_writing_inputs_takes_is_learnt_on_the_idle_gpu(track, monkeypatch)
     assert watch.per_call(race, "student") == pytest.approx([took_ms] * len(race.times_ms["student"]), rel=0.01)
 
 
+class Copies:
+    """What showing takes on this GPU: so long for none and for a full arena, a hair more or less each time."""
+
+    def __init__(self, track, monkeypatch, *, none_ms, all_ms):
+        self.track, self.none_ms, self.all_ms = track, none_ms, all_ms
+        self.jitter = itertools.cycle([1.0, 1.002, 0.96, 0.999, 1.003, 1.06, 0.998])
+        self.shown = []
+        monkeypatch.setattr(gpu_timing, "show_bytes", self)
+
+    def __call__(self, gpu, n_bytes):
+        self.shown.append(n_bytes)
+        gpu.arena[:n_bytes].copy_(gpu.private[:n_bytes])
+        self.track.clock.pass_ms((self.none_ms + self.all_ms * n_bytes / len(gpu.arena)) * next(self.jitter))
+
+
+@pytest.mark.parametrize("full", [1.0, 0.5, 0.1])
+def test_what_showing_takes_is_known_to_a_hundredth_of_a_window_that_lasts_as_long(track, monkeypatch, full):
+    """The fastest of three copies of a seventh, times seven, was several times as far off."""
+    Copies(track, monkeypatch, none_ms=0.02, all_ms=14.0)
+    cost = learn_show_cost(track.gpu, track.clock)
+    n_bytes = int(full * len(track.gpu.arena))
+    assert cost.ms(n_bytes) == pytest.approx(0.02 + 14.0 * full + track.gpu.settle_ms, abs=0.01 * 18.0)
+    assert cost.none_ms >= 0.0
+
+
+def test_a_call_alone_is_shown_its_own_inputs_and_no_others(track, monkeypatch):
+    """Those of a whole window take a hundred times as long as a short call: an error of 3 % would be the file's."""
+    own = input_bytes(TIMED, SIZE, 1)
+    copies = Copies(track, monkeypatch, none_ms=0.0, all_ms=0.0)
+    watch = track.stopwatch()
+    student = track.rival("student", ms=4.0)
+    window, alone = student.window, []
+
+    def noting(n_calls, rows):
+        copies.shown.clear()
+        run = window(n_calls, rows)
+        if n_calls == 1:
+            alone.append(list(copies.shown))
+        return run
+
+    student.window = noting
+    others = [track.rival("naive", ms=120.0), track.rival("reference", ms=12.0)]
+    race = watch.race(SIZE, student, others, budget_s=100.0, headline=True)
+    assert alone[-5:] == [[own]] * 5
+    assert race.n_calls["student"] > 20
+    assert race.evidence == []
+
+
+def test_the_same_size_with_another_option_is_another_size():
+    keys = {dataclasses.replace(SIZE, options=options).key for options in ({}, {"is_causal": True}, {"p": 0.1})}
+    assert len(keys) == 3
+
+
+def counted_at(track, make, n_calls=250):
+    """The torch operations of a file's calls in a window, as the examination hears of them."""
+    student = track.rival("student", ms=0.1, call=make)
+    inputs = Field(track.gpu, OPERATION, TIMED, SIZE, n_calls, seeds=window_seeds(1, "test"))
+    student.prepare(inputs, n_calls)
+    student.rehearse(n_calls, most=1)
+    return student.operations.torch_ops()
+
+
+def cheap(track, extra):
+    """Two zeroed outputs and something of torch's in each call; shared, for nothing here looks at them."""
+    kept = []
+
+    def make(_honest):
+        def call(q, k, v, is_causal):
+            extra(q, k)
+            kept.append((torch.zeros(q.shape), torch.zeros(q.shape[:2])))
+            return kept[-1]
+
+        return call
+
+    return make
+
+
+@pytest.fixture
+def unmapped(monkeypatch):
+    """Nothing is read of outputs here, so where they lie does not matter."""
+    monkeypatch.setattr(Rival, "_learn", lambda self, n_calls, ptrs: None)
+
+
+def test_one_number_a_call_is_no_torch_that_computes_however_many_calls_there_are(track, unmapped):
+    found = counted_at(track, cheap(track, lambda q, k: torch.sqrt(torch.tensor(float(q.shape[-1])))))
+    assert [(op.op, op.count, op.size_bytes) for op in found] == [("sqrt", 1, 4)]
+    assert all(op.size_bytes <= SCALAR_BYTES for op in found)
+
+
+def test_a_product_in_one_call_of_many_is_counted_whole(track, unmapped):
+    calls = itertools.count(1)
+    found = counted_at(track, cheap(track, lambda q, k: q @ k.mT if next(calls) == 200 else None))
+    assert ("bmm", 2 * 64 * 64 * 4) in [(op.op, op.size_bytes) for op in found]
+
+
+def test_a_rehearsal_is_run_as_windows_are(track):
+    """What lies where could hang on whether torch's operations are counted."""
+    modes = []
+
+    def noting(honest):
+        def call(q, k, v, is_causal):
+            modes.append(bool(torch.utils._python_dispatch._get_current_dispatch_mode_stack()))
+            return honest(q, k, v, is_causal)
+
+        return call
+
+    rivals = {name: track.rival(name, ms=1.0, call=noting) for name in ("student", "naive")}
+    inputs = Field(track.gpu, OPERATION, TIMED, SIZE, 4, seeds=window_seeds(1, "test"))
+    for name, counted in (("student", 4), ("naive", 0)):
+        modes.clear()
+        rivals[name].prepare(inputs, 4)
+        rivals[name].rehearse(4, most=1)
+        assert modes == [True] * counted + [False] * 4
+
+
 def calls_of_window():
     """How many calls the candidate is about to make, as a file can find out."""
     frame = sys._getframe()
-    while frame.f_code.co_qualname != "_Plan.run":
+    while frame.f_code.co_qualname not in ("_Plan.run", "CudaHalf._counts_of"):
         frame = frame.f_back
     return frame.f_locals["k"]
 

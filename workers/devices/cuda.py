@@ -242,13 +242,14 @@ def cuda_pool(
 
 
 def baselines_pool(
-    limits: assignment.Limits, *, refill: bool = True, isolation: Literal["auto", "none"] = "auto"
+    *, refill: bool = True, isolation: Literal["auto", "none"] = "auto"
 ) -> contextlib.AbstractContextManager[SandboxPool]:
     """Warm candidates for the two baselines of the next operation that is asked for.
 
-    They outlive many gradings, in each of which they spin while they wait for the GPU.
+    They are ours, so no assignment's limits are theirs. They outlive many gradings, in each of which they spin while
+    they wait for the GPU.
     """
-    return cuda_pool(limits, size=2, refill=refill, isolation=isolation, endless=True)
+    return cuda_pool(assignment.Limits(), size=2, refill=refill, isolation=isolation, endless=True)
 
 
 def cuda_environment() -> dict[str, str]:

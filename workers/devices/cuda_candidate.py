@@ -55,15 +55,16 @@ def _warm_kernel(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
 
 
-def build_ahead() -> None:
+def build_ahead() -> str:
     """Build what a first launch needs, as far as that needs no GPU: it takes seconds of compilers on a busy host.
 
-    Triton finds it in this process's cache. What cannot be built here, or for another GPU, is built at the launch.
+    Triton finds it in this process's cache. What cannot be built here, or for another GPU, is built at the launch,
+    while whoever measures may have to wait. Returns why it could not be built; nothing where it was.
     """
     import cuda.bindings.driver
     import cuda.bindings.runtime  # noqa: F401 (now, not when the first request needs them)
 
-    with contextlib.suppress(Exception):
+    try:
         from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 
         CudaUtils()  # the library that all launches share
@@ -79,6 +80,9 @@ def build_ahead() -> None:
         finally:
             _warm_kernel.device_caches.clear()
             triton_driver._active = None  # the GPU's own, when it is opened
+    except Exception as exc:  # whatever it is, it is no reason not to get ready
+        return f"what a first launch needs could not be built ahead: {type(exc).__name__}: {exc}"
+    return ""
 
 
 def make_context() -> torch.Tensor:
@@ -105,10 +109,12 @@ class CudaHalf:
         self._found: list[list[Any]] = []
         self._n_tuned = _count_tuning()
         self._listen = watch_launches()
-        build_ahead()
+        self.note = build_ahead()
         gate.enter(arena)
-        self.tick = make_context()
-        gate.leave(arena)
+        try:
+            self.tick = make_context()
+        finally:  # whoever measures would wait for a dead one
+            gate.leave(arena)
         self._compiled_before = _cubins()
         # what is there now stays: collecting it again and again would take a tenth of a second each time
         gc.collect()
@@ -196,11 +202,15 @@ class CudaHalf:
         return {"op": "prepared"}
 
     def _rehearse(self, message: Message) -> Message:
-        """A window whose answer describes the outputs. `same` once it leaves them where the last one did."""
+        """A window whose answer describes the outputs. `same` once it leaves them where the last one did.
+
+        With `count`, as many calls come before whose torch operations are counted. They keep nothing, and the window
+        itself is run as those are that somebody times: what lies where must not hang on whether it is counted.
+        """
         plan = self._planned()
         before = plan.known.get(message["k"])
-        with self._counted() as counts:
-            plan.run(message["k"])
+        facts = self._counts_of(plan, message["k"]) if message.get("count") else {}
+        plan.run(message["k"])
         self._found = _segments(plan.ptrs)
         return {
             "op": "rehearsed",
@@ -208,8 +218,17 @@ class CudaHalf:
             "outputs": plan.describe(),
             "ptrs": plan.ptrs,
             "n_segments": len(self._found),
-            "facts": counts.facts(),
+            "facts": facts,
         }
+
+    def _counts_of(self, plan: _Plan, k: int) -> dict[str, Any]:
+        """The torch operations of k calls, each as it was in the call in which it gave most."""
+        with self._counted() as counts:
+            for i in range(k):
+                plan.results(i)
+                counts.end_call()
+        torch.cuda.synchronize()
+        return counts.facts()
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[OperationCounts]:
@@ -324,9 +343,7 @@ class _Plan:
         gc.disable()
         start.record()
         for i in range(k):
-            results = self.forward(i)
-            if self._upstreams:
-                results = (*results, *self._gradients(results[0], i))
+            results = self.results(i)
             outputs.append(results)
             for tensor in results:
                 ptrs.append(tensor.data_ptr())
@@ -339,6 +356,11 @@ class _Plan:
         self.marks = [begun, called, time.perf_counter()]
         self.outputs, self.ptrs, self.known[k] = outputs, ptrs, ptrs
         return float(start.elapsed_time(end)) if k else 0.0
+
+    def results(self, i: int) -> Sequence[torch.Tensor]:
+        """One call, with its gradients where they are asked for."""
+        results = self.forward(i)
+        return (*results, *self._gradients(results[0], i)) if self._upstreams else results
 
     def forward(self, i: int) -> Sequence[torch.Tensor]:
         returned = self._call(*self._arguments[i], *self._options)
