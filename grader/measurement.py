@@ -426,6 +426,7 @@ class Examination:
     large_calls: tuple[LargeCall, ...] = ()
     large_ops: tuple[TorchOp, ...] = ()  # torch's, in calls at the sizes of memory and speed on a GPU, outside windows
     large_library_calls: tuple[TorchOp, ...] = ()
+    too_slow: Failure | None = None  # the limit of time at which measuring memory and speed on a GPU ended
     replay: Replay | None = None
     evidence: tuple[Evidence, ...] = ()
     stages: tuple[Stage, ...] = ()

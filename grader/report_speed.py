@@ -27,6 +27,8 @@ def speed_section(assignment: Assignment, examination: Examination, axis: SpeedG
         said = ["Speed is reported only for files whose required probes pass."]
         if examination.large_calls:
             said = ["Speed is reported only for files that are right at the sizes that are timed."]
+        elif examination.too_slow is not None:
+            said = [f"Your file took too long while it was measured: {one_line(examination.too_slow.message, 200)}."]
         return axis_section("speed", "Speed", axis, said, (), asked=asked)
     said = [
         f"{axis.speedup:.2f} times as fast as the naive baseline "

@@ -372,6 +372,7 @@ def examine_on_gpu(
         large_calls=tuple(course.large_calls),
         large_ops=course.operations.torch_ops(),
         large_library_calls=course.operations.library_calls(),
+        too_slow=course.too_slow,
         replay=replayed,
         evidence=tuple(dict.fromkeys((*examination.evidence, *course.evidence, *signs))),
     )
@@ -563,6 +564,7 @@ class _Course:
         self.timings: list[Timing] = []
         self.large_calls: list[LargeCall] = []
         self.operations = Operations()
+        self.too_slow: Failure | None = None
         self._small: SmallArena | None = None  # for the memory sweep
         self._bare_bytes: int | None = None  # of the process that is measured, on the GPU, before it loads the file
         self.replay: Replay | None = None
@@ -677,7 +679,9 @@ class _Course:
                 self._record.compiled_late = claims.names(interview.answer(10.0), "names")
         except CandidateFailedError as exc:
             # too slow at full size is no sign of anything else: there is no speed then, and that is all
-            if exc.failure.kind is not FailureKind.TIME_LIMIT and not self._reported(exc.failure):
+            if exc.failure.kind is FailureKind.TIME_LIMIT:
+                self.too_slow = exc.failure
+            elif not self._reported(exc.failure):
                 message = f"{exc.failure.stage}: {exc.failure.message[:500]}"
                 self.evidence.append(Evidence(kind="failed-when-measured", message=message))
         except claims.ClaimError as exc:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import sys
 import threading
 import time
 import types
@@ -26,7 +27,7 @@ from grader.measurement import (
 )
 from workers import examination, gpu_examination
 from workers.gpu_examination import GpuRecord, WarmGpu, _Course
-from workers.gpu_timing import BaselineFailedError, Race, WrongRowsError
+from workers.gpu_timing import BaselineFailedError, Race, VoidError, WrongRowsError
 from workers.interview import CandidateFailedError
 
 FORWARD = load_assignment(Path(__file__).parents[2] / "assignments" / "flash-attention-forward")
@@ -325,6 +326,16 @@ def test_a_sweep_that_takes_too_long_says_nothing(monkeypatch):
 
     course = measure(monkeypatch, point)
     assert (course.memory, course.evidence) == ([], [])
+    assert course.too_slow.kind is FailureKind.TIME_LIMIT  # but that it took too long
+
+
+def test_a_race_that_takes_too_long_gives_no_speed_and_says_why(monkeypatch):
+    def point(size, ballast):
+        return MemoryPoint(size=size, peak_bytes=1)
+
+    slow = failed(FailureKind.TIME_LIMIT, "still running after 20 s, the limit for one call")
+    course = measure(monkeypatch, point, Stopwatch(slow))
+    assert (course.timings, course.evidence, course.too_slow) == ([], [], slow.failure)
 
 
 def test_only_the_largest_size_is_beside_a_ballast(monkeypatch):
@@ -380,6 +391,52 @@ def test_candidates_that_get_ready_wait_once_for_all_that_is_measured(monkeypatc
     assert all(held)
     assert len(held) > len(FORWARD.speed.sizes)
     assert course._record.seconds["gate"] >= 0.0
+
+
+def test_candidates_that_another_lane_starts_meanwhile_keep_off_the_gpu_too(monkeypatch):
+    made = []
+
+    @contextlib.contextmanager
+    def pool(*_limits, **_how):
+        made.append(Examiner())
+        yield made[-1]
+
+    monkeypatch.setitem(sys.modules, "workers.devices.cuda", types.SimpleNamespace(cuda_pool=pool))
+    for name in ("ahead_pool", "interpreter_pool"):
+        monkeypatch.setattr(gpu_examination, name, lambda *_limits, **_how: contextlib.nullcontext())
+    warm = WarmGpu.__new__(WarmGpu)
+    warm._warm, warm._rivals, warm._holds, warm._starting = {}, Rivals(), [], threading.Lock()
+    warm._stack, warm.lanes = contextlib.ExitStack(), 4
+    with warm._quiet():
+        warm.pools(FORWARD.limits)
+        warm.pools(dataclasses.replace(FORWARD.limits, call_s=1.0))
+        assert [one.held for one in made] == [True, True]
+    assert [one.held for one in made] == [False, False]
+    warm.pools(dataclasses.replace(FORWARD.limits, call_s=2.0))
+    assert made[2].n_held == 0
+
+
+@pytest.mark.parametrize("n_void", [0, 1, 2])
+def test_a_void_record_of_a_baseline_is_made_once_more(n_void):
+    """A moment in which the GPU did something else is no reason to grade nobody."""
+    asked = []
+
+    class Recording(Stopwatch):
+        def record(self, rival, size, *, headline):
+            asked.append(size.key)
+            if len(asked) <= n_void:
+                raise VoidError("writing the inputs took 9.00 ms, idle 1.00")
+
+    class Proving(Rivals):
+        def of(self, assignment, operation, timed, prove):
+            prove(types.SimpleNamespace(name="naive", has_record=lambda size: False))
+            return []
+
+    course = _Course(FORWARD, Examiner(), Gpu(), Proving(), GpuRecord(), 1, None, contextlib.nullcontext)
+    with pytest.raises(VoidError) if n_void == 2 else contextlib.nullcontext():
+        course._others(Recording(), None)
+    keys = [size.key for size in course._sizes()]
+    assert asked == {0: keys, 1: [keys[0], *keys], 2: [keys[0]] * 2}[n_void]
 
 
 def test_candidates_for_other_assignments_keep_off_the_gpu_too():

@@ -105,7 +105,7 @@ def test_only_what_needs_the_gpu_is_done_inside_the_gate(monkeypatch):
     def step(name, result=None):
         return lambda: seen.append((name, gate.is_busy(arena))) or result
 
-    monkeypatch.setattr(cuda_candidate, "build_ahead", step("build"))
+    monkeypatch.setattr(cuda_candidate, "build_ahead", step("build", ""))
     monkeypatch.setattr(cuda_candidate, "make_context", step("context", torch.zeros(1)))
     monkeypatch.setattr(cuda_candidate, "_cubins", step("look", set()))
     monkeypatch.setattr(cuda_candidate, "gc", types.SimpleNamespace(collect=step("collect"), freeze=lambda: None))
@@ -113,6 +113,20 @@ def test_only_what_needs_the_gpu_is_done_inside_the_gate(monkeypatch):
     monkeypatch.setattr(cuda_candidate, "_count_tuning", lambda: None)
     CudaHalf(arena, "submission.py")
     assert seen == [("build", False), ("context", True), ("look", False), ("collect", False)]
+    assert not gate.is_busy(arena)
+
+
+def test_a_candidate_that_gets_no_context_keeps_nobody_waiting(monkeypatch):
+    def refused():
+        raise RuntimeError("CUDA error: out of memory")
+
+    arena = mmap.mmap(-1, 4096)
+    for name in ("watch_launches", "_count_tuning"):
+        monkeypatch.setattr(cuda_candidate, name, lambda: None)
+    monkeypatch.setattr(cuda_candidate, "build_ahead", lambda: "")
+    monkeypatch.setattr(cuda_candidate, "make_context", refused)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        CudaHalf(arena, "submission.py")
     assert not gate.is_busy(arena)
 
 
@@ -160,5 +174,6 @@ def test_what_cannot_be_built_ahead_is_left_to_the_launch(builds, monkeypatch, l
         monkeypatch.delenv(cuda_candidate.ARCH)
     else:
         monkeypatch.setattr(nvidia, "CudaUtils", lambda: (_ for _ in ()).throw(RuntimeError("no C compiler")))
-    cuda_candidate.build_ahead()
+    said = cuda_candidate.build_ahead()
     assert cuda_candidate.triton_driver._active is None
+    assert {"arch": "KeyError", "compiler": "no C compiler"}[lacks] in said  # for the worker's log

@@ -169,6 +169,16 @@ def test_a_baseline_that_died_between_gradings_is_started_anew(host):
     assert [one.name for one in host.started] == ["naive", "reference", "naive"]
 
 
+def test_those_that_wait_have_given_their_memory_back_whatever_their_assignments_limits(host, monkeypatch):
+    """One set of them serves a whole worker: two sets would hold the memory of two operations' windows."""
+    first = host.of()
+    assignment = dataclasses.replace(ASSIGNMENT, limits=dataclasses.replace(ASSIGNMENT.limits, call_s=1.0))
+    monkeypatch.setattr("test_rivals.ASSIGNMENT", assignment)
+    host.of(OTHER)
+    assert [one.interview.log[-1] for one in first] == ["trim", "trim"]
+    assert not any(one._mapped for one in first)
+
+
 def test_baselines_are_kept_and_asked_for_no_second_record(host):
     first = host.of()
     asked = [one.interview.log.count("window") for one in first]

@@ -164,6 +164,26 @@ def test_modules_and_local_memory_are_no_sign_and_do_not_count(sweep, mib):
     assert exponent(course) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("slug", ["flash-attention-forward", "flash-attention"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("held_gib", "signs"), [(2.9, []), (3.1, ["memory-held"])])
+def test_what_may_be_held_hangs_on_the_axes_alone(sweep, slug, dtype, held_gib, signs):
+    """A byte a score of 16 heads at T = 16384 is 4 GiB, of which 1 GiB is left to every file."""
+    assignment = load_assignment(Path(__file__).parents[2] / "assignments" / slug)
+    memory = assignment.memory
+    axes = dict(memory.axes_on("cuda")) | dict.fromkeys(memory.along, memory.cuda_sizes[-1])
+    costs = reference.load(assignment.operation).costs(axes, dtype, dict(assignment.structure.options))
+    assert costs.n_scores == 4 * GIB
+    leave = max(gpu_examination.BALLAST_LEAST_BYTES, gpu_examination.BALLAST_FACTOR * costs.reference_peak_bytes)
+    course = _Course(assignment, None, sweep.gpu, None, GpuRecord(), 1, None, contextlib.nullcontext)
+    sweep.monkeypatch.setattr(gpu_examination.processes, "tree", lambda pid: ())
+    course._bare_bytes = sweep.gpu.held_bytes
+    sweep.gpu.held_bytes += int(held_gib * GIB)
+    interview = types.SimpleNamespace(sandbox=types.SimpleNamespace(pid=0))
+    course._hold_to_little(interview, memory.cuda_sizes[-1], costs.n_scores, leave)
+    assert [one.kind for one in course.evidence] == signs
+
+
 def test_where_the_driver_names_no_processes_nothing_is_taken_for_held(sweep):
     sweep.gpu.process_bytes = lambda pids: None
     sweep.gpu.used_bytes = lambda: 100 * GIB + sweep.gpu.held_bytes

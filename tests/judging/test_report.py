@@ -426,6 +426,15 @@ def test_times_by_the_files_own_events_stand_beside_ours():
     assert "your CUDA events" not in names_of(block_of(report_of(**ON_GPU), "speed", Table, "Times"))
 
 
+@pytest.mark.parametrize("limit", [
+    "still running after 20 s, the limit for one call", "its calls took 120 s, the limit for all of them together"
+])  # fmt: skip
+def test_a_file_without_a_speed_because_it_was_too_slow_says_so_and_names_the_limit(limit):
+    slow = Failure(kind=FailureKind.TIME_LIMIT, message=limit, stage="timing")
+    found = report_of(**{**ON_GPU, "timings": (), "too_slow": slow})
+    assert found.section("speed").sentences == (f"Your file took too long while it was measured: {limit}.",)
+
+
 def test_speed_is_told_with_its_interval():
     found = report_of(device=Device(kind="cuda", name="NVIDIA H200", arch="sm_90"), timings=(timing(6.0, noisy=True),))
     said = found.section("speed").sentences
