@@ -16,7 +16,7 @@ def main(control_fd: int, arena_fd: int, arena_bytes: int) -> None:
     arena[3] = 1
     time.sleep(0.3)
     gate.leave(arena)
-    channel.send({"op": "ready"})
+    channel.send({"op": "ready", "note": "no C compiler"})
     while True:
         try:
             channel.receive()

@@ -109,3 +109,8 @@ def test_waiting_for_the_gate_ends_where_nobody_comes(make_pool):
         began = time.monotonic()
         pool.await_gate(0.3)
         assert 0.2 < time.monotonic() - began < 5.0
+
+
+def test_what_did_not_go_well_while_one_got_ready_is_in_the_log(pool, caplog):
+    pool.take(10).kill()
+    assert "a candidate got ready, but: no C compiler" in caplog.text
