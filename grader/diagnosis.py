@@ -385,7 +385,7 @@ def _structure_only(facts: _Facts, audit: Audit | None, memory: MemoryGrade | No
     if structure.verdict is AxisVerdict.NOT_RUN:
         return Diagnosis(sentence="Numbers are right, but the structure of the file was not examined.")
     if memory is not None and memory.verdict is AxisVerdict.NOT_RUN:
-        return Diagnosis(sentence="Numbers are right, but memory was not measured at two sizes.")
+        return Diagnosis(sentence="Numbers are right, but memory was not measured at every size that it takes.")
     return Diagnosis(
         sentence="Everything is right; the speed-up over the naive baseline does not earn all points yet.",
         hint="The report compares bytes and times with the reference.",

@@ -301,7 +301,7 @@ def _memory(assignment: Assignment, examination: Examination, earning: bool) -> 
     tile_grows = _tile_grows(measured)
     if too_big is not None:
         verdict = AxisVerdict.FAIL
-    elif forward is None or (asks_backward and backward is None):
+    elif forward is None or (asks_backward and backward is None) or _ended_in_the_sweep(examination):
         verdict = AxisVerdict.NOT_RUN
     elif len(measured) < len(points) or not all(exponent <= limit for exponent in known):
         verdict = AxisVerdict.FAIL
@@ -326,6 +326,11 @@ def _memory(assignment: Assignment, examination: Examination, earning: bool) -> 
 def _exponent_where_known(points: Sequence[MemoryPoint], field: str) -> float | None:
     known = [(point.size, getattr(point, field)) for point in points if getattr(point, field) is not None]
     return last_exponent([size for size, _ in known], [max(1, value) for _, value in known])
+
+
+def _ended_in_the_sweep(examination: Examination) -> bool:
+    """Its time was over before the largest size on a GPU, at which little memory is left: that proves nothing."""
+    return examination.too_slow is not None and examination.too_slow.stage.startswith("memory")
 
 
 def _did_not_fit(point: MemoryPoint) -> bool:

@@ -364,7 +364,7 @@ def _memory(assignment: Assignment, examination: Examination, axis: MemoryGrade)
 
 def _memory_sentences(axis: MemoryGrade, measured: Sequence[MemoryPoint]) -> list[str]:
     if axis.verdict is AxisVerdict.NOT_RUN:
-        return ["Memory was not measured at two sizes, so nothing is earned here."]
+        return ["Memory was not measured at every size that it takes, so nothing is earned here."]
     found = []
     if axis.forward_exponent is not None and len(measured) > 1:
         a, b = measured[-2:]

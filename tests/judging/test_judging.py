@@ -361,6 +361,15 @@ def test_memory_that_was_not_measured_earns_nothing():
     assert (grade.verdict, grade.memory.verdict, grade.memory.points) == (Verdict.PARTIAL, AxisVerdict.NOT_RUN, 0.0)
 
 
+@pytest.mark.parametrize(("stage", "verdict"), [("memory-384", AxisVerdict.NOT_RUN), ("timing", AxisVerdict.PASS)])
+def test_a_sweep_whose_time_was_over_before_its_largest_size_earns_nothing(stage, verdict):
+    slow = Failure(kind=FailureKind.TIME_LIMIT, message="m", stage=stage)
+    points = memory_points()[:-1] if verdict is AxisVerdict.NOT_RUN else memory_points()
+    assert len(points) >= 2
+    grade = judged(memory=points, too_slow=slow)
+    assert (grade.memory.verdict, grade.memory.points > 0) == (verdict, verdict is AxisVerdict.PASS)
+
+
 @pytest.mark.parametrize(
     ("tiles", "passes"),
     [((4096, 4096, 4096), True), ((0, 0, 0), True), ((6144, 12288, 24576), False), ((2048, 4096, 4096), True)],
