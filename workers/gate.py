@@ -10,6 +10,8 @@ from __future__ import annotations
 import mmap
 import time
 
+# variable: compute capability of the GPU, such as 90, by which a candidate compiles before it asks
+ARCH = "GPU_ARCH"
 _HELD, _BUSY, _WAITS = 0, 1, 2
 _LOOK_S = 0.002
 

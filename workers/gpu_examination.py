@@ -498,8 +498,7 @@ class WarmGpu:
                 pools: list[Rivals | Sandboxes] = [self._rivals, *(warm.candidates for warm in self._warm.values())]
                 self._holds.append(holds)
             try:
-                for pool in pools:
-                    holds.enter_context(pool.hold())
+                holds.enter_context(_holding(pools))
                 yield
             finally:
                 with self._starting:

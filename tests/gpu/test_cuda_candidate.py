@@ -145,7 +145,7 @@ def builds(monkeypatch, tmp_path):
     monkeypatch.setattr(nvidia, "CudaLauncher", lambda src, metadata: made.append(metadata.name))
     monkeypatch.setattr(cuda_candidate.triton_driver, "_active", None)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv(cuda_candidate.ARCH, "90")
+    monkeypatch.setenv(gate.ARCH, "90")
     return made
 
 
@@ -186,7 +186,7 @@ def test_a_first_launch_finds_all_that_it_needs_built(builds, monkeypatch, reque
 @pytest.mark.parametrize("lacks", ["arch", "compiler"])
 def test_what_cannot_be_built_ahead_is_left_to_the_launch(builds, monkeypatch, lacks):
     if lacks == "arch":
-        monkeypatch.delenv(cuda_candidate.ARCH)
+        monkeypatch.delenv(gate.ARCH)
     else:
         monkeypatch.setattr(nvidia, "CudaUtils", lambda: (_ for _ in ()).throw(RuntimeError("no C compiler")))
     said = cuda_candidate.build_ahead()

@@ -14,7 +14,7 @@ from grader.assignment import Limits
 from grader.errors import GraderFault
 from grader.measurement import Failure, FailureKind
 from workers import gpu_examination
-from workers.devices.cuda_candidate import ARCH
+from workers.gate import ARCH
 from workers.gpu_examination import MOST_FAILURES, Rivals
 from workers.gpu_timing import Rival, VoidError
 from workers.interview import CandidateFailedError

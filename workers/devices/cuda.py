@@ -24,6 +24,7 @@ from cuda.bindings import driver, runtime
 
 from grader import assignment
 from grader.measurement import GpuState
+from workers import gate
 from workers.devices import nvml
 from workers.devices.gpu import GpuError, Mapped, NotMappableError, SmallArena
 from workers.isolation import BACKGROUND_NICE
@@ -257,7 +258,7 @@ def cuda_environment() -> dict[str, str]:
     found = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES") if name in os.environ}
     with contextlib.suppress(nvml.NvmlError):  # said where the GPU is opened
         if (arch := nvml.capability()) is not None:
-            found["GPU_ARCH"] = arch
+            found[gate.ARCH] = arch
     return found
 
 

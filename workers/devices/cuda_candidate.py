@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 FENCE_BYTES = 512  # a multiple of what the allocator aligns to, so that a fenced tensor is aligned as an unfenced one
 _FENCE = 0xA5
-ARCH = "GPU_ARCH"  # variable: the GPU's compute capability, such as 90
 _WARM = 16
 
 Message = dict[str, Any]
@@ -68,7 +67,7 @@ def build_ahead() -> str:
         from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 
         CudaUtils()  # the library that all launches share
-        target = GPUTarget("cuda", int(os.environ[ARCH]), 32)
+        target = GPUTarget("cuda", int(os.environ[gate.ARCH]), 32)
         triton_driver.set_active(
             types.SimpleNamespace(
                 get_current_device=lambda: 0, get_current_stream=lambda _device: 0, get_current_target=lambda: target
