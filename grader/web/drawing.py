@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 
 VEGA_LITE = "6.4"
-NICE = 19  # whoever waits for a page comes before whoever waits for its charts
+NICE = 10  # whoever waits for a page comes before whoever waits for its charts
 _TRIAL = '{"mark": "point", "data": {"values": [{}]}}'
 _log = logging.getLogger(__name__)
 

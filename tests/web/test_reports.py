@@ -26,9 +26,10 @@ MOST_KB = 300  # compressed, of a report with its charts
 
 
 def whole(campus: Campus, name: str, submission_id: int) -> str:
-    """The page once its charts are drawn: the script's request waits for them."""
+    """The page once its charts are drawn."""
     client = campus.client(name)
-    assert client.get(f"/submissions/{submission_id}/report").status_code == 200
+    assert client.get(f"/submissions/{submission_id}").status_code == 200
+    campus.draw()
     return client.get(f"/submissions/{submission_id}").text
 
 

@@ -21,6 +21,7 @@
       if (open) part.querySelector("details").open = true;
     }
     history.replaceState(null, "", address);
+    document.dispatchEvent(new Event("tilegrade:undrawn")); // the page's own script sees to charts that are late
   }
 
   form.addEventListener("input", (event) => {

@@ -30,11 +30,13 @@
 
   // charts that were not drawn yet when the page was made: the page is asked for again until it has them
   async function fetchCharts() {
+    const address = location.href;
     for (let wait_ms = 400; wait_ms < 20000 && document.querySelector("[data-undrawn]"); wait_ms *= 2) {
       await new Promise((resolve) => { setTimeout(resolve, wait_ms); });
-      const answer = await fetch(location.href, { credentials: "same-origin" });
+      const answer = await fetch(address, { credentials: "same-origin" });
       if (!answer.ok || answer.redirected) return;
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (address !== location.href) return; // the lesson's sliders moved: these are another page's charts
       for (const waiting of document.querySelectorAll("[data-undrawn]")) {
         const figure = waiting.closest("figure");
         const drawn = page.getElementById(figure.id);
@@ -161,6 +163,7 @@
   for (const form of document.querySelectorAll("form[data-draft]")) keepDraft(form);
   forgetSentDraft();
   fetchCharts().catch(() => {});
+  document.addEventListener("tilegrade:undrawn", () => { fetchCharts().catch(() => {}); });
   const panel = document.querySelector("[data-events]");
   if (panel) follow(panel);
 })();

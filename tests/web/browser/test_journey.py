@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from web_campus import COURSE, PASSWORD, ROOT, SLUG, Campus, stored
 from web_pages import Pages
@@ -62,7 +61,7 @@ def test_a_wrong_file_is_pasted_and_its_report_says_where(campus: Campus, pages:
     campus.record(campus.claim(), stored("no-rescale-output"))
     pages.wait_for_report()
     pages.wait_for_text("Wrong result")
-    assert pages.driver.find_elements(By.CSS_SELECTOR, "#report .chart.map svg")
+    pages.wait_for("#report .chart.map svg")
 
 
 def test_staff_who_watch_may_act_as_soon_as_it_is_graded(campus: Campus, pages: Pages) -> None:

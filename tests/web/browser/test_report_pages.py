@@ -25,7 +25,8 @@ def _open(campus: Campus, pages: Pages, name: str) -> str:
     campus.person("ada", password=PASSWORD)
     path = f"/submissions/{campus.graded('ada', stored(name), corpus(name))}"
     pages.log_in("ada", PASSWORD)
-    pages.open(f"{path}/report")  # waits for the drawings
+    pages.open(path)
+    campus.draw()
     pages.open(path)
     return path
 

@@ -11,6 +11,8 @@ from web_pages import WAIT_S, Pages
 
 pytestmark = pytest.mark.browser
 
+DRAWING = "#lesson-curves svg"
+
 
 @pytest.fixture
 def lesson(campus: Campus, pages: Pages) -> Pages:
@@ -22,14 +24,14 @@ def lesson(campus: Campus, pages: Pages) -> Pages:
 
 def test_moving_a_slider_changes_words_curves_and_address_but_not_the_page(lesson: Pages) -> None:
     lesson.driver.execute_script("window.tilegradeTestMark = 1")
-    before = lesson.find("#lesson-curves svg").get_attribute("outerHTML")
+    before = lesson.wait_for(DRAWING).get_attribute("outerHTML")
     assert not lesson.find("[data-show]").is_displayed()
     batch = lesson.find("#batch")
     batch.send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
     assert lesson.find("output[for=batch]").text == "4"
     # half as many rows: T grows by the square root of two
     lesson.wait_for_text("Naive crosses the 80 GB line at T = 17,677")
-    assert lesson.find("#lesson-curves svg").get_attribute("outerHTML") != before
+    assert lesson.wait_for(DRAWING).get_attribute("outerHTML") != before
     assert "batch=4" in lesson.driver.current_url
     assert lesson.driver.execute_script("return document.activeElement.id") == "batch"
     lesson.find("#log2_t").send_keys(Keys.ARROW_RIGHT)
@@ -40,6 +42,17 @@ def test_moving_a_slider_changes_words_curves_and_address_but_not_the_page(lesso
     assert lesson.complaints() == []
 
 
+def test_a_drawing_that_is_late_comes_after_the_slider_moved(lesson: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    lesson.wait_for(DRAWING)
+    monkeypatch.setattr("grader.web.DRAWING_WAIT_S", 0.0)
+    for _ in range(2):  # the second time too, when the page has looked for late drawings before
+        lesson.find("#batch").send_keys(Keys.ARROW_LEFT)
+        lesson.wait_for("[data-undrawn]")
+        late = lesson.wait_for(DRAWING)
+    assert late.is_displayed()
+    assert lesson.driver.find_elements(By.CSS_SELECTOR, "[data-undrawn]") == []
+
+
 def test_an_opened_table_stays_open_while_the_sliders_move(lesson: Pages) -> None:
     lesson.find("#lesson-curves summary").click()
     lesson.find("#heads").send_keys(Keys.ARROW_LEFT)
@@ -47,7 +60,7 @@ def test_an_opened_table_stays_open_while_the_sliders_move(lesson: Pages) -> Non
     assert lesson.find("#lesson-curves table").is_displayed()
 
 
-def test_without_a_script_the_button_asks(lesson: Pages) -> None:
+def test_without_a_script_the_button_asks(campus: Campus, lesson: Pages) -> None:
     lesson.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         lesson.open("/lesson/memory")
@@ -55,6 +68,8 @@ def test_without_a_script_the_button_asks(lesson: Pages) -> None:
         lesson.find("[data-show]").click()
         WebDriverWait(lesson.driver, WAIT_S).until(lambda driver: "batch=1" in driver.current_url)
         assert "Naive crosses the 80 GB line at T = 35,355" in lesson.text()
-        assert lesson.driver.find_elements(By.CSS_SELECTOR, "#lesson-curves svg")
+        campus.draw()
+        lesson.driver.refresh()
+        assert lesson.find(DRAWING).is_displayed()
     finally:
         lesson.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
