@@ -8,6 +8,7 @@ driver before a byte of it is read.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import tempfile
@@ -68,10 +69,10 @@ class Gpu:
         # beside both fit this, a third of it for each baseline, their temporaries, and warm candidates' contexts
         self.room_bytes = self.total_bytes // 5
         self._start = int(_checked(runtime.cudaMalloc(size)))
-        self.handle = bytes(_checked(runtime.cudaIpcGetMemHandle(self._start)).reserved).hex()
+        self.handle = _handle_of(self._start)
         self.arena = view(self._start, size)
         self._private = int(_checked(runtime.cudaMalloc(size)))
-        self.private_handle = bytes(_checked(runtime.cudaIpcGetMemHandle(self._private)).reserved).hex()
+        self.private_handle = _handle_of(self._private)
         self.private = view(self._private, size)
 
     def close(self) -> None:
@@ -86,18 +87,19 @@ class Gpu:
         size = -(-size_bytes // _GRANULE_BYTES) * _GRANULE_BYTES
         start = int(_checked(runtime.cudaMalloc(size)))
         try:
-            handle = bytes(_checked(runtime.cudaIpcGetMemHandle(start)).reserved).hex()
-            yield SmallArena(view(start, size), self.private[:size], handle, self.settle)
+            yield SmallArena(view(start, size), self.private[:size], _handle_of(start), self.settle)
         finally:
             _checked(runtime.cudaFree(start))
 
     def map(self, start: int, size_bytes: int, handle: str) -> Mapped:
         """Map a candidate's allocation. Raises NotMappableError when the handle is no good or spans less than said."""
+        said = b""
+        with contextlib.suppress(ValueError):
+            said = bytes.fromhex(handle)
+        if len(said) != runtime.CUDA_IPC_HANDLE_SIZE:
+            raise NotMappableError("not a handle")
         wanted = runtime.cudaIpcMemHandle_t()
-        try:
-            wanted.reserved = bytes.fromhex(handle)
-        except (ValueError, TypeError):
-            raise NotMappableError("not a handle") from None
+        ctypes.memmove(wanted.getPtr(), said, len(said))
         error, here = runtime.cudaIpcOpenMemHandle(wanted, runtime.cudaIpcMemLazyEnablePeerAccess)
         if int(error) != 0:
             runtime.cudaGetLastError()
@@ -260,6 +262,13 @@ def cuda_environment() -> dict[str, str]:
         if (arch := nvml.capability()) is not None:
             found[gate.ARCH] = arch
     return found
+
+
+def _handle_of(start: int) -> str:
+    """By which other processes map an allocation of ours."""
+    handle = _checked(runtime.cudaIpcGetMemHandle(start))
+    # by its address: since cuda-bindings 13.4 its bytes have no name in Python
+    return ctypes.string_at(handle.getPtr(), runtime.CUDA_IPC_HANDLE_SIZE).hex()
 
 
 def view(start: int, size_bytes: int) -> torch.Tensor:

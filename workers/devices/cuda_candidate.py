@@ -10,6 +10,7 @@ backward, trim, record, replay.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import io
@@ -168,7 +169,7 @@ class CudaHalf:
         from cuda.bindings import runtime
 
         handle = runtime.cudaIpcMemHandle_t()
-        handle.reserved = bytes.fromhex(message["handle"])
+        ctypes.memmove(handle.getPtr(), bytes.fromhex(message["handle"]), runtime.CUDA_IPC_HANDLE_SIZE)
         start = _checked(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess))
         self._memory = torch.as_tensor(_Span(int(start), message["bytes"]), device="cuda")
         return {"op": "opened"}
@@ -540,7 +541,9 @@ def _segments(ptrs: Sequence[int]) -> list[list[Any]]:
         start, size = _checked(driver.cuMemGetAddressRange(ptr))
         if int(start) not in found:
             handle = _checked(runtime.cudaIpcGetMemHandle(int(start)))
-            found[int(start)] = [int(start), int(size), bytes(handle.reserved).hex()]
+            # by its address: since cuda-bindings 13.4 its bytes have no name in Python
+            said = ctypes.string_at(handle.getPtr(), runtime.CUDA_IPC_HANDLE_SIZE).hex()
+            found[int(start)] = [int(start), int(size), said]
     return list(found.values())
 
 
