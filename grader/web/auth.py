@@ -63,13 +63,15 @@ def where_they_were() -> str | Response:
 
 @bp.route("/password", methods=["GET", "POST"])
 def password() -> str | Response:
-    """Choose another password. It asks for the present one too: an open browser alone must not be enough."""
+    """Choose another password. It asks for the current one too: an open browser alone must not be enough."""
     if request.method == "GET":
         return render_template("password.html")
     g.on_user_error = lambda message: (render_template("password.html", error=message), 400)
     new = request.form.get("new", "")
     if new != request.form.get("again", ""):
         raise UserError("The new password was not the same both times. Type it again.")
+    if new == request.form.get("password", ""):
+        raise UserError("The new password is the same as the current one. Choose another.")
     with house().database.write() as db:
         # as at a log-in, so that guesses are counted and braked here too
         user = accounts.log_in(
@@ -83,7 +85,7 @@ def password() -> str | Response:
         if user is not None:
             accounts.set_password(db, user, new, actor_id=user.id, now=utc_now())
     if user is None:
-        raise UserError("That is not your present password. Check it, then try again.")
+        raise UserError("That is not your current password. Check it, then try again.")
     open_session(user)
     flash("Your password is changed. Wherever else you were logged in, you no longer are.", "good")
     return redirect(url_for("home.index"), code=303)

@@ -85,6 +85,9 @@ def _folded(rows: list[Line]) -> list[Line]:
         if row.kind != "same":
             for neighbour in range(max(0, at - CONTEXT), min(len(rows), at + CONTEXT + 1)):
                 near[neighbour] = True
+    # between two shown ones a gap would take as much room as the one line
+    for at in range(1, len(rows) - 1):
+        near[at] = near[at] or (near[at - 1] and near[at + 1])
     found: list[Line] = []
     left_out = 0
     for at, row in enumerate(rows):

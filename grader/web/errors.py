@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from flask import Flask, g, redirect, render_template, request, url_for
+from flask import Flask, current_app, g, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 from flask_wtf.csrf import CSRFError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
@@ -17,11 +17,25 @@ from grader.wording import one_line
 
 log = logging.getLogger(__name__)
 
+# where a form is that is sent to an address of its own: after a refused one the browser stands there
+_FORM_PAGES = {
+    "auth.log_out": "home.index",
+    "submissions.hand_in": "assignments.show",
+    "submissions.cancel": "submissions.show",
+    "boards.appear": "boards.show",
+    "boards.freeze": "boards.show",
+    "boards.withdraw": "boards.show",
+    "courses.extend": "courses.show",
+    "staff.rejudge": "submissions.show",
+    "staff.run_again": "submissions.show",
+    "staff.release": "submissions.show",
+    "staff.confirm": "submissions.show",
+}
 _PAGES = {
     400: ("That request was not complete", "Go back, load the page again and try once more."),
     401: ("Please log in", "Your session has ended. Log in, then try again."),
     404: ("There is no such page", "It may have moved, or it is not yours to see. Start again from your assignments."),
-    405: ("That cannot be done here", "Go back and use the buttons of the page."),
+    405: ("That cannot be done here", "Nothing was changed. Forms are sent from their page."),
     500: (
         "Something of ours broke",
         "It has been written down, and nothing you handed in is lost. Try again soon.",
@@ -51,10 +65,11 @@ def handed_in_text() -> str:
         return pasted  # no text, so there is nothing to put into a form
 
 
-def _page(status: int, title: str, advice: str) -> ResponseReturnValue:
+def _page(status: int, title: str, advice: str, *, form_page: str | None = None) -> ResponseReturnValue:
     # what somebody pasted is theirs: no error may cost them an hour's work
     kept = handed_in_text() if request.method == "POST" else ""
-    return render_template("error.html", title=title, advice=advice, status=status, kept=kept), status
+    page = render_template("error.html", title=title, advice=advice, status=status, kept=kept, form_page=form_page)
+    return page, status
 
 
 def _user_error(error: UserError) -> ResponseReturnValue:
@@ -106,7 +121,20 @@ def _http_error(error: HTTPException) -> ResponseReturnValue:
     if status == 401 and request.endpoint == "submissions.hand_in":
         return _log_in_and_go_on()
     title, advice = _PAGES.get(status, ("That did not work", "Go back and try again."))
-    return _page(status, title, advice)
+    return _page(status, title, advice, form_page=_form_page() if status == 405 else None)
+
+
+def _form_page() -> str | None:
+    """The page whose form is sent to the address that was asked for; None where there is no such form."""
+    try:
+        endpoint, view = current_app.url_map.bind("").match(request.path, method="POST")
+    except HTTPException:
+        return None
+    page = _FORM_PAGES.get(str(endpoint))
+    if page is None:
+        return None
+    wanted = next(current_app.url_map.iter_rules(page)).arguments
+    return url_for(page, **{name: value for name, value in view.items() if name in wanted})
 
 
 def _log_in_and_go_on() -> ResponseReturnValue:

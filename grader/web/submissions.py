@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 from werkzeug.wrappers import Response as AnyResponse
 
 from grader import accounts, submissions
+from grader.errors import UserError
 from grader.models import State, Submission, User
 from grader.web import lists, words
 from grader.web.assignments import assignment_page
@@ -254,5 +255,7 @@ def _handed_in(pasted: str) -> tuple[bytes, str | None]:
     upload = request.files.get("file")
     if upload is not None and upload.filename:
         return upload.read(), without_nul(upload.filename)
+    if not pasted:
+        raise UserError("You gave no file. Choose your Python file, or paste its text, then hand it in.")
     # a form sends every line end as CRLF, whatever was pasted; a lone surrogate cannot come out of UTF-8
     return pasted.replace("\r\n", "\n").encode("utf-8", "replace"), None

@@ -41,6 +41,14 @@ def test_what_did_not_change_is_left_out_but_for_three_lines_around() -> None:
     assert [line.n_left_out for line in found.lines if line.kind == "gap"] == [7, 7]
 
 
+@pytest.mark.parametrize(("n_between", "shown"), [(6, "same"), (7, "same"), (8, "gap")])
+def test_one_line_is_never_left_out_alone(n_between: int, shown: str) -> None:
+    between = [f"x{i} = {i}" for i in range(n_between)]
+    found = compare("\n".join(["a", *between, "b"]), "\n".join(["A", *between, "B"]))
+    assert found.lines[2 + 3].kind == shown
+    assert [line.n_left_out for line in found.lines if line.kind == "gap"] == ([2] if shown == "gap" else [])
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -106,7 +114,7 @@ def test_with_one_file_there_is_nothing_to_compare(campus: Campus) -> None:
     client = campus.client("ada")
     assert "hand in two files first" in client.get(PAGE).text
     campus.hand_in("ada")
-    assert "Pick another file" in client.get(PAGE).text
+    assert "#1 is the only one so far" in client.get(PAGE).text
 
 
 def test_what_a_student_wrote_is_text_here_too(campus: Campus) -> None:

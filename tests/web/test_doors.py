@@ -184,9 +184,10 @@ def test_a_password_is_changed_by_who_knows_the_present_one(campus: Campus) -> N
 @pytest.mark.parametrize(
     ("present", "new", "again", "said"),
     [
-        pytest.param("wrong password", "four words of mine", None, "not your present password", id="present-wrong"),
-        pytest.param("", "four words of mine", None, "not your present password", id="present-left-out"),
+        pytest.param("wrong password", "four words of mine", None, "not your current password", id="current-wrong"),
+        pytest.param("", "four words of mine", None, "not your current password", id="current-left-out"),
         pytest.param(PASSWORD, "four words of mine", "for words of mine", "not the same both times", id="typo"),
+        pytest.param(PASSWORD, PASSWORD, None, "the same as the current one", id="unchanged"),
         pytest.param(PASSWORD, "too short", None, "10 to 512 characters", id="short"),
         pytest.param(PASSWORD, "password123", None, "among the first that anybody tries", id="common"),
     ],
@@ -209,7 +210,7 @@ def test_the_present_password_is_not_guessed_in_an_open_browser(sqlite_database:
     campus.person("ada", password=PASSWORD)
     client = campus.client("ada")
     for _ in range(2):
-        assert "not your present password" in change_password(client, "wrong", "four words of mine").text
+        assert "not your current password" in change_password(client, "wrong", "four words of mine").text
     assert "Too many wrong passwords" in change_password(client, PASSWORD, "four words of mine").text
 
 

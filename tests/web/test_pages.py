@@ -251,6 +251,13 @@ def test_a_file_that_cannot_be_graded_is_refused_in_one_sentence(campus: Campus,
     assert campus.rung == []
 
 
+def test_a_form_without_a_file_says_that_there_is_none(campus: Campus) -> None:
+    answer = hand_in(campus.client("ada"), source="")
+    assert answer.status_code == 400
+    assert "You gave no file." in answer.text
+    assert campus.rung == []
+
+
 def test_line_ends_of_a_pasted_file_are_as_they_were_typed(campus: Campus) -> None:
     client = campus.client("ada")
     location = hand_in(client, source="a = 1\r\nb = 2\r\n").headers["Location"]
