@@ -287,7 +287,7 @@ def _print_grade(found: dict[str, Any]) -> None:
         outside, events = median(timing["student_times_ms"]), median(race["events_ms"]["student"])
         print(
             f"    {race['axes']} K={k} student {outside:.4f} ms (events {events:.4f}, {outside / events:.4f}) "
-            f"naive {median(timing['naive_times_ms']):.3f} reference {median(timing['reference_times_ms']):.4f} "
+            f"naive {median(timing['naive_times_ms']):.3f} reference {_middle(timing['reference_times_ms'])} "
             f"ratio {timing['ratio']:.3f} [{timing['ratio_low']:.3f}, {timing['ratio_high']:.3f}] "
             f"rounds {len(timing['student_times_ms'])} empty {median(race['empty_ms']):.3f} "
             f"first {[round(one, 3) for one in race['first_ms']]} fill {median(race['fill_ms']):.2f} ms "
@@ -306,6 +306,11 @@ def _print_grade(found: dict[str, Any]) -> None:
     for key in ("load_failure", "audit_failure"):
         if found[key]:
             print(f"    {key} {found[key]}")
+
+
+def _middle(times_ms: Sequence[float]) -> str:
+    """The median; of a reference that does not run there is none."""
+    return f"{median(times_ms):.4f}" if times_ms else "-"
 
 
 def _assignment(slug: str) -> Assignment:

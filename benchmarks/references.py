@@ -10,7 +10,6 @@ benchmarks/gpu.py is this.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import functools
 import importlib.util
 import itertools
@@ -137,12 +136,13 @@ def compile_ahead(jobs: Sequence[tuple[Any, ...]], *, stop_s: float, folder: Pat
         jobs: (dtype, d, causal, step, (queries, keys), ...) for attention, (kernel, dtype) for rows.
     """
     arch = 10 * torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 90
-    spawn = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(os.cpu_count(), spawn, pretend_driver, (arch,))
-    futures = [pool.submit(_compile, job, folder) for job in jobs]
-    done, _ = concurrent.futures.wait(futures, timeout=stop_s)
-    pool.shutdown(wait=False, cancel_futures=True)
-    return sum(future.exception() is None for future in done)
+    ends = time.monotonic() + stop_s
+    # leaving it ends those that are still at work: nothing is measured beside them, and nobody waits for them
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count(), pretend_driver, (arch,)) as pool:
+        later = [pool.apply_async(_compile, (job, folder)) for job in jobs]
+        for one in later:
+            one.wait(max(0.0, ends - time.monotonic()))
+        return sum(one.ready() and one.successful() for one in later)
 
 
 def _compile(job: tuple[Any, ...], folder: Path) -> None:
