@@ -116,7 +116,8 @@ def _in_short(block: Block) -> Table | None:
 
 def _print_block(block: Block, console: Console) -> None:
     if isinstance(block, Table):
-        _print_table(block, console)
+        if block.rows:  # of a file that did not get so far there is nothing to list
+            _print_table(block, console)
         return
     about = f" (line {block.line} of your file)" if isinstance(block, TextBlock) and block.line is not None else ""
     console.print(Text(block.title + about, style="italic"))

@@ -145,6 +145,14 @@ def test_what_was_not_compiled_is_said_with_its_reason(compiled, said):
     assert (said in sentences) if said else ("Not everything" not in sentences)
 
 
+@pytest.mark.parametrize("width", [20, 80, 200])
+def test_a_file_of_which_nothing_compiled_has_a_report_without_an_empty_table(width):
+    found = report_of(compile_report=CompileReport(target="sm_90", kernels=(), finished=False))
+    lines = printed(found, width).splitlines()
+    assert "Compiled for the GPU" in lines
+    assert "Kernels" not in lines
+
+
 def test_one_score_reads_the_same_everywhere():
     steps = dataclasses.replace(ASSIGNMENT, points=dict(ASSIGNMENT.points) | {"numerics": 38.17})
     found = report_of(steps)

@@ -14,7 +14,7 @@ import pytest
 from markupsafe import Markup
 from web_campus import COURSE, SLUG, Campus, corpus, stored
 
-from grader.measurement import Failure, FailureKind, ProbeFailed
+from grader.measurement import CompileReport, Failure, FailureKind, ProbeFailed
 from grader.models import Result, Role
 from grader.sections import Report, Section, Table
 from grader.web import charts
@@ -62,6 +62,15 @@ def test_a_card_that_passes_and_earns_nothing_says_why(sqlite_campus: Campus) ->
     passing = [card for card in cards if ">Pass<" in card and ">0 of" in card]
     assert passing
     assert all("Nothing is earned before the required probes pass." in card for card in passing)
+
+
+def test_a_table_of_nothing_is_left_out(sqlite_campus: Campus) -> None:
+    nothing = CompileReport(target="sm_90", kernels=(), finished=False)
+    found = dataclasses.replace(stored("ok-raw-strides"), compile_report=nothing)
+    html = whole(sqlite_campus, "ada", sqlite_campus.graded("ada", found))
+    assert "Compiled for the GPU</h2>" in html
+    assert "<caption>Kernels</caption>" not in html
+    assert re.findall(r"<tbody>\s*</tbody>", html) == []
 
 
 def test_a_named_mistake_comes_with_its_step_and_hint(sqlite_campus: Campus) -> None:
