@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=PROJECT / "artifacts" / "gpu")
     parser.add_argument("--files", nargs="*", default=[], help="parts of names: of grade, corpus, replay and exploits")
     parser.add_argument("--times", type=int, default=10, help="gradings of repeat, and of queue beside its lanes")
+    parser.add_argument("--alone", type=int, default=2, help="gradings of queue with nothing beside them")
     parser.add_argument("--stop-s", type=float, default=3600.0, help="for each section, from its start")
     parser.add_argument("--brief", action="store_true", help="faulty files of the corpus where they must fail, no more")
     parser.add_argument("--dtypes", nargs="*", default=list(gpu_corpus.DTYPES), choices=gpu_corpus.DTYPES)
@@ -199,7 +200,7 @@ def queue(arguments: argparse.Namespace) -> Iterator[Row]:
 
     try:
         warm.warm_up(assignment)
-        for numbers, lanes in ((range(-2, 0), 1), (range(arguments.times + warm.lanes), warm.lanes)):
+        for numbers, lanes in ((range(-arguments.alone, 0), 1), (range(arguments.times + warm.lanes), warm.lanes)):
             for row in each(
                 numbers, grade_one, name=lambda number: {"number": number}, stop_at=arguments.stop_at, lanes=lanes
             ):
@@ -420,6 +421,7 @@ def exploits(arguments: argparse.Namespace) -> Iterator[Row]:
         cases=tuple(assignment.case(name) for name in EXPLOIT_PROBES),
         speed=dataclasses.replace(assignment.speed, sizes=assignment.speed.sizes[:1]),
         memory=None,
+        limits=dataclasses.replace(assignment.limits, call_s=gpu_corpus.CALL_S),
     )
     metered = dataclasses.replace(timed, memory=assignment.memory, speed=None)
     cases = {case.name: case for case in hostile_cases.hostile()}

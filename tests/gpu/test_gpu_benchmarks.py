@@ -8,6 +8,8 @@ import gzip
 import inspect
 import json
 import multiprocessing
+import re
+import shlex
 import sys
 import time
 import types
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 from grader import measurement
+from workers import __main__ as workers_program
 from workers import gpu_examination
 from workers.gpu_timing import Race, Size
 
@@ -34,7 +37,8 @@ LANES = 2
 
 def options(out, **changed):
     """What the command line gives where nothing is said."""
-    plain = {"files": [], "times": 3, "stop_s": 3600.0, "brief": False, "dtypes": ["float32"], "isolation": "auto"}
+    plain = {"files": [], "times": 3, "alone": 2, "stop_s": 3600.0, "brief": False, "dtypes": ["float32"]}
+    plain |= {"isolation": "auto"}
     return argparse.Namespace(out=out, **(plain | changed))
 
 
@@ -164,7 +168,7 @@ ASKED = {
     "grade": ({"files": ["stored-scores", "ok-raw-strides"]}, 2, 2),
     "repeat": ({"times": 3}, 3, 4),
     "clock": ({}, len(gpu.CLOCKED), len(gpu.CLOCKED)),
-    "queue": ({"times": 3}, 2 + 3 + LANES, 2 + 3 + LANES + 1),
+    "queue": ({"times": 3, "alone": 1}, 1 + 3 + LANES, 1 + 3 + LANES + 1),
     "corpus": ({"files": ["ok-raw-strides", "tail-unmasked.py"]}, 4, 4),
     "replay": ({"files": ["copies_torch", "reference/"]}, 5, 5),
     "exploits": ({"files": ["memoised", "far_keys", "empty_cache", "late_kernel", "side_stream"]}, 8, 9),
@@ -413,3 +417,39 @@ def test_one_who_has_no_time_left_is_told_that_no_worker_came():
     nobody = types.SimpleNamespace(reported=list)
     with pytest.raises(TimeoutError, match=r"no worker within 0 s: \[\]"):
         serve_on_gpu.Service.wait_for_worker(nobody, 0.0)
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+PLAN = (PROJECT / "benchmarks" / "RESULTS.md").read_text().partition("\n## GPU examiner")[0]
+PLANNED = [shlex.split(line) for line in re.findall(r"^\| `(?:timeout \d+ )?python ([^`]+)` \|", PLAN, re.M)]
+
+
+@pytest.mark.parametrize("command", PLANNED, ids=" ".join)
+def test_every_command_of_the_plan_is_one(monkeypatch, tmp_path, command):
+    program, arguments = (command[:2], command[2:]) if command[0] == "-m" else (command[:1], command[1:])
+    begun = []
+    monkeypatch.setattr(sys, "argv", [*program, *arguments, "--out", str(tmp_path)])
+    if program == ["benchmarks/gpu.py"]:
+        monkeypatch.setattr(gpu, "run_sections", lambda sections, options: begun.extend(sections))
+        assert gpu.main() == 0
+        assert set(begun) < set(gpu.SECTIONS)
+    elif program == ["tests/gpu/serve_on_gpu.py"]:
+        monkeypatch.setattr(serve_on_gpu.signal, "signal", lambda *_: None)
+        monkeypatch.setattr(serve_on_gpu, "with_service", lambda wanted, options, fine: begun.extend(wanted) or True)
+        assert serve_on_gpu.main() == 1  # no part said that it went well
+        assert begun
+    elif program == ["-m", "workers"]:
+        monkeypatch.setitem(workers_program._COMMANDS, arguments[0], lambda options: begun.append(options) or {})
+        assert workers_program.main(arguments) == 0
+        assert begun[0].device == "cuda"
+    else:
+        assert program == ["-m", "pytest"]
+        assert "pytest.mark.gpu" in (PROJECT / arguments[-1]).read_text()
+
+
+def test_the_plan_asks_for_every_section_and_every_part_of_files_is_one_of_some():
+    asked = [command for command in PLANNED if command[0] == "benchmarks/gpu.py"]
+    assert {word for command in asked for word in command} >= set(gpu.SECTIONS)
+    (parts,) = [command[command.index("--files") + 1] for command in asked if "--files" in command]
+    assert len(gpu_corpus.jobs([parts], ["float32"])) >= 14
