@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import logging
@@ -11,7 +12,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 from rich.console import Console
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from grader import accounts, boards, course, db, devices, doctor, examining, judging, scaffold, submissions
@@ -54,7 +55,7 @@ def main() -> NoReturn:
         # it may quote a student's file or what the examiner said of it
         print(f"tilegrade: {plain(str(exc), 8000)}", file=sys.stderr)
         sys.exit(FAILED)
-    except OperationalError as exc:
+    except DBAPIError as exc:
         print(f"tilegrade: The database cannot be used: {one_line(str(exc.orig))}", file=sys.stderr)
         sys.exit(FAILED)
 
@@ -417,20 +418,20 @@ def set_password(name: str, password_stdin: bool) -> None:
 @click.argument("name")
 def close_user(name: str) -> None:
     """Let a user in no longer, which ends every session of theirs. What they handed in stays."""
-    with _database(_settings()) as database, database.write() as session:
+    with _database(_settings()) as database, _changing(database) as (session, tell):
         user = _user(session, name)
         closed = accounts.close(session, user, actor_id=None, now=_now())
-        click.echo(f"{user.name} is let in no longer." if closed else f"{user.name} was closed before.")
+        tell(f"{user.name} is let in no longer." if closed else f"{user.name} was closed before.")
 
 
 @user_group.command("open")
 @click.argument("name")
 def open_user(name: str) -> None:
     """Let a user in again who was closed, with the password that they had."""
-    with _database(_settings()) as database, database.write() as session:
+    with _database(_settings()) as database, _changing(database) as (session, tell):
         user = _user(session, name)
         opened = accounts.reopen(session, user, actor_id=None, now=_now())
-        click.echo(f"{user.name} is let in again." if opened else f"{user.name} is not closed.")
+        tell(f"{user.name} is let in again." if opened else f"{user.name} is not closed.")
 
 
 @user_group.command("list")
@@ -473,12 +474,61 @@ def list_courses() -> None:
 @click.option("--role", type=click.Choice([role.value for role in Role]), default=Role.STUDENT.value)
 def enrol(course_slug: str, names: tuple[str, ...], role: str) -> None:
     """Put users into a course."""
-    with _database(_settings()) as database, database.write() as session:
+    with _database(_settings()) as database, _changing(database) as (session, tell):
         found = _course(session, course_slug)
         for name in names:
             user = _user(session, name)
             course.enrol(session, course_id=found.id, user_id=user.id, role=Role(role), now=_now())
-            click.echo(f"{user.name} is {'an' if role[0] in 'aeiou' else 'a'} {role} in {found.slug}")
+            tell(f"{user.name} is {'an' if role[0] in 'aeiou' else 'a'} {role} in {found.slug}")
+
+
+@course_group.command("roster")
+@click.argument("course_slug")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--column", default="name", show_default=True, help="Heading of the column that holds user names.")
+def roster(course_slug: str, file: Path, column: str) -> None:
+    """Put everybody of a CSV file into a course as students. Who has no account gets one.
+
+    Prints names and passwords of new accounts, once, as CSV: send them to a file. Who is in the course stays as they
+    are, so the same file may come again with more people in it. Exits 1 when a line could not be done; the others are.
+    """
+    names = _names_in(file, column)
+    added = enrolled = refused = 0
+    with _database(_settings()) as database:
+        with database.read() as session:
+            found = _course(session, course_slug)
+        for line, name in names.items():
+            try:
+                # one transaction each: hashing hundreds of passwords in one would keep everybody else waiting
+                with database.write() as session:
+                    password, is_new = _put_in(session, name, found.id)
+            except UserError as exc:
+                refused += 1
+                click.echo(f"line {line}: {plain(str(exc), 2000)}", err=True)
+                continue
+            if password:
+                added += 1
+                click.echo(f"{accounts.normal_name(name)},{password}")
+            enrolled += is_new
+    before = len(names) - enrolled - refused
+    click.echo(
+        f"{count(len(names), 'name')}: {enrolled} put into {found.slug}, {before} in it before, {refused} not done; "
+        f"{count(added, 'new account')}.",
+        err=True,
+    )
+    sys.exit(1 if refused else 0)
+
+
+def _put_in(session: Session, name: str, course_id: int) -> tuple[str, bool]:
+    """Make somebody a student of a course. The password where the account is new, and whether they were not in it."""
+    user, password = accounts.find_user(session, name), ""
+    if user is None:
+        password = accounts.random_password()
+        user = accounts.create_user(session, name=name, password=password, now=_now())
+    is_new = course.enrollment_of(session, course_id=course_id, user_id=user.id) is None
+    if is_new:
+        course.enrol(session, course_id=course_id, user_id=user.id, now=_now())
+    return password, is_new
 
 
 class Moment(click.DateTime):
@@ -524,13 +574,13 @@ def assign(ctx: click.Context, /, course_slug: str, slugs: tuple[str, ...], **gi
     for slug in slugs:
         if slug not in known:
             raise UserError(f"There is no assignment {slug!r}; there are: {', '.join(known) or 'none'}.")
-    with _database(settings) as database, database.write() as session:
+    with _database(settings) as database, _changing(database) as (session, tell):
         found = _course(session, course_slug)
         for slug in slugs:
             rules = catalog.load(slug)
             entry = course.set_assignment(session, course_id=found.id, slug=slug, now=_now(), **named)
             window = course.window_until(entry, rules, None)
-            click.echo(f"{_set(entry, window.deadline)}, {_state(entry, window)}")
+            tell(f"{_set(entry, window.deadline)}, {_state(entry, window)}")
 
 
 @course_group.command("reopen")
@@ -539,11 +589,11 @@ def assign(ctx: click.Context, /, course_slug: str, slugs: tuple[str, ...], **gi
 def reopen(course_slug: str, slug: str) -> None:
     """Take hand-ins again for an assignment that was closed."""
     settings = _settings()
-    with _database(settings) as database, database.write() as session:
+    with _database(settings) as database, _changing(database) as (session, tell):
         entry = _entry(session, course_slug, slug)
         course.reopen_assignment(session, entry=entry, actor_id=None, now=_now())
         window = course.window_until(entry, Catalog(settings.assignments_dir).load(slug), None)
-        click.echo(f"{_set(entry, window.deadline)}, {_state(entry, window)}")
+        tell(f"{_set(entry, window.deadline)}, {_state(entry, window)}")
 
 
 @course_group.command("extend")
@@ -555,7 +605,7 @@ def reopen(course_slug: str, slug: str) -> None:
 def extend(course_slug: str, slug: str, name: str, until: datetime, reason: str) -> None:
     """Give one student a later deadline for one assignment. The common deadline itself takes an extension back."""
     settings = _settings()
-    with _database(settings) as database, database.write() as session:
+    with _database(settings) as database, _changing(database) as (session, tell):
         entry = _entry(session, course_slug, slug)
         user = _user(session, name)
         rules = Catalog(settings.assignments_dir).load(slug)
@@ -563,7 +613,7 @@ def extend(course_slug: str, slug: str, name: str, until: datetime, reason: str)
             session, entry=entry, assignment=rules, user=user, until=until, reason=reason, actor_id=None, now=_now()
         )
         holds = course.window(session, entry=entry, assignment=rules, user_id=user.id)
-        click.echo(f"{user.name} may hand in {slug} {_when(holds)}")
+        tell(f"{user.name} may hand in {slug} {_when(holds)}")
 
 
 @course_group.command("grades")
@@ -607,11 +657,11 @@ def show_board(course_slug: str, slug: str, gpu: str | None, board_id: int | Non
 def freeze_board(course_slug: str, slug: str, title: str, gpu: str | None, until: datetime | None) -> None:
     """Keep a board as it is now and show it as official; prints its number."""
     settings = _settings()
-    with _database(settings) as database, database.write() as session:
+    with _database(settings) as database, _changing(database) as (session, tell):
         entry = _entry(session, course_slug, slug)
         rules = Catalog(settings.assignments_dir).load(slug)
         board = boards.freeze(session, entry, rules, title=title, gpu=gpu, until=until, actor_id=None, now=_now())
-        click.echo(board.id)
+        tell(str(board.id))
 
 
 @board_group.command("list")
@@ -759,6 +809,46 @@ def _database(settings: Settings, *, current: bool = True) -> Iterator[Database]
         yield database
     finally:
         database.close()
+
+
+@contextmanager
+def _changing(database: Database) -> Iterator[tuple[Session, Callable[[str], None]]]:
+    """A session that commits at the end of the block, and a way to tell what was done: printed once it is."""
+    told: list[str] = []
+    with database.write() as session:
+        yield session, told.append
+    for line in told:
+        click.echo(line)
+
+
+def _names_in(file: Path, column: str) -> dict[int, str]:
+    """The names in a CSV file's column of that heading, or in its only column, by line; blank ones left out."""
+    data = _read_bytes(file)
+    try:
+        lines = data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"{file} is not UTF-8. Save it as CSV in UTF-8.") from None
+    # spreadsheets write what their country separates by
+    head = next((line for line in lines if line.strip()), "")
+    delimiter = next((one for one in "\t;" if one in head), ",")
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    rows: list[tuple[int, list[str]]] = []
+    try:
+        for row in reader:
+            rows.append((reader.line_num, [cell.strip() for cell in row]))
+    except csv.Error as exc:
+        raise UserError(f"{file}, line {reader.line_num}: {exc}.") from None
+    rows = [(line, row) for line, row in rows if any(row)]
+    headings = rows[0][1] if rows else []
+    lowered = [heading.lower() for heading in headings]
+    if column.lower() in lowered:
+        place, rows = lowered.index(column.lower()), rows[1:]
+    elif len(headings) == 1:
+        place = 0  # names alone, without a heading
+    else:
+        listed = ", ".join(headings) or "nothing"
+        raise UserError(f"{file} has no column {column!r}; it has: {listed}. --column says which holds user names.")
+    return {line: row[place] for line, row in rows if len(row) > place and row[place]}
 
 
 def _assignment(slug: str) -> tuple[Assignment, Path]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import alembic.util
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import Session
@@ -104,7 +105,12 @@ def _ping_after_a_rest(
 
 
 def upgrade(database: Database) -> None:
-    """Bring the tables to the newest edition. Run by a person or a deploy step; safe to run again."""
+    """Bring the tables to the newest edition. Run by a person or a deploy step; safe to run again.
+
+    Raises:
+        UserError: they are of a newer edition than this program's.
+    """
+    _demand_known(_edition(database))
     with _migrating(database) as config:
         alembic.command.upgrade(config, "head")
 
@@ -125,17 +131,61 @@ def difference_from_models(database: Database) -> str:
     return ""
 
 
+def why_unfit(database: Database) -> str:
+    """Why this program must leave the tables alone as they are, and what to do; empty when they fit."""
+    try:
+        edition = _edition(database)
+        _demand_known(edition)
+    except UserError as exc:
+        return str(exc)
+    return "" if edition == _editions()[0] else "The database is not up to date. Run `tilegrade db upgrade` first."
+
+
 def is_current(database: Database) -> bool:
     """True when every migration has been run."""
-    newest = ScriptDirectory(str(MIGRATIONS)).get_current_head()
-    with database.engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision() == newest
+    return not why_unfit(database)
 
 
 def demand_current(database: Database) -> None:
-    """Raises UserError while a migration is due."""
-    if not is_current(database):
-        raise UserError("The database is not up to date. Run `tilegrade db upgrade` first.")
+    """Raises UserError while the tables are not those that this program knows."""
+    why = why_unfit(database)
+    if why:
+        raise UserError(why)
+
+
+def clock_ahead_s(database: Database, now: Callable[[], datetime]) -> float:
+    """Seconds that this host's clock is ahead of the database server's, below 0 when behind; SQLite has ours."""
+    if database.engine.dialect.name == "sqlite":
+        return 0.0
+    with database.peek() as session:
+        session.connection()  # opening it is not part of the question
+        asked_at = now()
+        there: datetime = session.scalars(select(func.clock_timestamp())).one()
+        answered_at = now()
+    # the server looked at its clock somewhere between: what that explains is no difference
+    if asked_at <= there <= answered_at:
+        return 0.0
+    return ((asked_at if there < asked_at else answered_at) - there).total_seconds()
+
+
+@functools.cache
+def _editions() -> tuple[str, ...]:
+    """Every revision that this program has, the newest first; as they were when it started."""
+    return tuple(one.revision for one in ScriptDirectory(str(MIGRATIONS)).walk_revisions())
+
+
+def _edition(database: Database) -> str | None:
+    """The revision of the tables; None where there are none."""
+    with database.engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def _demand_known(edition: str | None) -> None:
+    if edition is not None and edition not in _editions():
+        raise UserError(
+            f"The database is of a newer edition ({edition}) than this program ({_editions()[0]}). Install the "
+            f"program that made it, or restore a backup from before it was upgraded."
+        )
 
 
 @contextmanager

@@ -140,13 +140,13 @@ def _cgroups() -> Finding:
 def _database(settings: Settings) -> Finding:
     database = Database(settings.database_url)
     try:
-        current = db.is_current(database)
+        why = db.why_unfit(database)
     except SQLAlchemyError as exc:
         return Finding(name="database", ok=False, detail=str(exc).split("\n")[0])
     finally:
         database.close()
     kind = database.engine.dialect.name
-    return Finding(name="database", ok=current, detail=kind if current else f"{kind}: run `tilegrade db upgrade`")
+    return Finding(name="database", ok=not why, detail=f"{kind}: {why}" if why else kind)
 
 
 def _assignment(settings: Settings, slug: str) -> Finding:

@@ -20,6 +20,7 @@ from grader.cli import cli
 from grader.db import Database
 from grader.errors import AssignmentError, GraderFault, UserError
 from grader.models import CourseAssignment, Result, State, Submission
+from grader.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 OK_FILE = ROOT / "tests" / "corpus" / "online-softmax" / "ok-row-block.py"
@@ -145,6 +146,105 @@ def test_what_changes_a_course_says_what_holds_now(tilegrade, course_of_ada, env
     database.close()
     assert tilegrade(*assign).endswith(", closed: broken, not open\n")
     assert tilegrade("course", "reopen", "gpu", "doubling").endswith("until 2999-12-10 23:59:59 UTC, open now\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("course", "enrol", "gpu", "bob", "eve"), id="enrol"),
+        pytest.param(("course", "assign", "gpu", "doubling", "broken", "--deadline", "2027-01-05"), id="assign"),
+    ],
+)
+def test_what_did_not_come_about_is_not_told(tilegrade, course_of_ada, environ, assignments_dir, tmp_path, arguments):
+    """The second name is wrong, so the first is not done either."""
+    own = tmp_path / "assignments"
+    shutil.copytree(assignments_dir, own)
+    shutil.copytree(own / "doubling", own / "broken")
+    (own / "broken" / "assignment.toml").write_text("title = 1\n")
+    environ["TILEGRADE_ASSIGNMENTS"] = str(own)
+    tilegrade("user", "add", "bob")
+    before = tilegrade("user", "list"), tilegrade("course", "list")
+    done = CliRunner().invoke(cli, arguments, env=environ)
+    assert isinstance(done.exception, UserError | AssignmentError)
+    assert done.stdout == ""
+    assert (tilegrade("user", "list"), tilegrade("course", "list")) == before
+
+
+# -- a course from a spreadsheet -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def roster(environ, course_of_ada, tmp_path):
+    """Hands a file to `course roster`; what it printed on either side, and its status."""
+
+    def put(text, *options, encoding="utf-8"):
+        file = tmp_path / "students.csv"
+        file.write_bytes(text.encode(encoding))
+        done = CliRunner().invoke(cli, ["course", "roster", "gpu", str(file), *options], env=environ)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done.stdout, done.stderr, done.exit_code
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        pytest.param("name,mail\nbob,b@x\nAda,a@x\n", (), id="heading"),
+        pytest.param('mail;NAME;note\nb@x;bob;"a;b\nc"\na@x;ada;\n;;\n', (), id="semicolons-and-another-order"),
+        pytest.param("\ufeffname\r\nbob\r\nada\r\n", (), id="byte-order-mark"),
+        pytest.param("bob\n\nada\n", (), id="names-alone"),
+        pytest.param("name\tlogin\nBob B.\tbob\nAda L.\tada\n", ("--column", "login"), id="another-column"),
+    ],
+)
+def test_a_course_is_filled_from_a_spreadsheet(roster, tilegrade, environ, text, options):
+    said, summary, status = roster(text, *options)
+    name, _, password = said.strip().partition(",")
+    assert (name, status) == ("bob", 0)
+    assert summary == "2 names: 1 put into gpu, 1 in it before, 0 not done; 1 new account.\n"
+    assert tilegrade("user", "list") == "ada: student in gpu\nbob: student in gpu\n"
+    database = Database(environ["TILEGRADE_DATABASE_URL"])
+    with database.write() as session:
+        settings = Settings.from_env(environ)
+        known = accounts.log_in(
+            session, name="bob", password=password, address="::1", settings=settings, now=datetime.now(UTC)
+        )
+        assert known is not None
+    database.close()
+    # the same file again changes nothing, and shows no password
+    assert roster(text, *options) == ("", "2 names: 0 put into gpu, 2 in it before, 0 not done; 0 new accounts.\n", 0)
+
+
+def test_a_line_that_cannot_be_done_is_named_and_the_others_are_done(roster, tilegrade):
+    tilegrade("user", "add", "tina")
+    tilegrade("course", "enrol", "gpu", "tina", "--role", "instructor")
+    said, summary, status = roster("name\nbob\nno name\ntina\ncy\n")
+    assert [line.partition(",")[0] for line in said.splitlines()] == ["bob", "cy"]
+    assert "line 3: 'no name' cannot be a user name" in summary
+    assert "2 put into gpu, 1 in it before, 1 not done" in summary
+    assert status == 1
+    # who teaches is not made a student by a list
+    assert "tina: instructor in gpu" in tilegrade("user", "list")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("mail,group\nb@x,1\n", "no column 'name'; it has: mail, group", id="no-such-column"),
+        pytest.param("", "no column 'name'; it has: nothing", id="empty"),
+        pytest.param('name\n"bob\n', "line 2", id="open-quote"),
+    ],
+)
+def test_a_spreadsheet_that_cannot_be_read_is_answered_with_what_to_do(roster, tilegrade, text, message):
+    with pytest.raises(UserError, match=message):
+        roster(text)
+    assert tilegrade("user", "list") == "ada: student in gpu\n"
+
+
+def test_a_spreadsheet_in_another_encoding_is_refused(roster):
+    with pytest.raises(UserError, match="Save it as CSV in UTF-8"):
+        roster("name\nj\xf6rg\n", encoding="latin-1")
 
 
 def test_a_deadline_is_set_in_utc(tilegrade, course_of_ada):
@@ -340,7 +440,7 @@ def test_the_doctor_names_what_is_missing(tilegrade, environ, tmp_path):
     environ["TILEGRADE_DATABASE_URL"] = f"sqlite:///{tmp_path / 'new.db'}"
     environ["TILEGRADE_PROT"] = "8000"
     said = tilegrade("doctor", status=1)
-    assert "FAIL database: sqlite: run `tilegrade db upgrade`" in said
+    assert "FAIL database: sqlite: The database is not up to date. Run `tilegrade db upgrade` first." in said
     assert "FAIL settings: nothing reads TILEGRADE_PROT" in said
     assert "ok   python: 3." in said
 

@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError, StatementError
 
 from grader import db
 from grader.db import Database
+from grader.errors import UserError
 from grader.models import Base, Course, CourseAssignment, Enrollment, Result, Role, Submission, User
 
 NOW = datetime(2027, 2, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -39,6 +40,35 @@ def test_a_database_without_tables_is_not_current(tmp_path):
     empty = Database(f"sqlite:///{tmp_path / 'empty.db'}")
     assert not db.is_current(empty)
     empty.close()
+
+
+@pytest.fixture
+def of_a_newer_edition(database):
+    """A database that a newer program upgraded."""
+    stamp = sa.text("UPDATE alembic_version SET version_num = :edition")
+    with database.engine.begin() as connection:
+        before = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
+        connection.execute(stamp, {"edition": "9999"})
+    yield database
+    with database.engine.begin() as connection:
+        connection.execute(stamp, {"edition": before})
+
+
+@pytest.mark.parametrize("use", [db.demand_current, db.upgrade])
+def test_a_database_of_a_newer_edition_is_left_alone(of_a_newer_edition, use):
+    with pytest.raises(UserError, match=r"newer edition \(9999\) than this program \(\d{4}\)\. Install"):
+        use(of_a_newer_edition)
+    assert not db.is_current(of_a_newer_edition)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("ahead_s", [0, 90, -90])
+def test_a_clock_is_compared_with_the_database_servers(new_postgres_url, ahead_s):
+    found = Database(new_postgres_url())
+    off_s = db.clock_ahead_s(found, lambda: datetime.now(UTC) + timedelta(seconds=ahead_s))
+    found.close()
+    # the same clock, so what is left is the time that the question took
+    assert off_s == pytest.approx(ahead_s, abs=15)
 
 
 def test_results_that_were_there_learn_their_gpu(database):
