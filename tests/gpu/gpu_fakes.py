@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import mmap
+import sys
 import types
 import weakref
 from pathlib import Path
@@ -210,3 +212,20 @@ def make_candidate(gpu, clock, allocator, call, monkeypatch, *, is_autograd=Fals
     made = candidate.Candidate(mmap.mmap(-1, 4096), Path("submission.py"), half)
     made.entry = entry.Entry("call", call, is_autograd)
     return made
+
+
+def cuda_beside(bindings, pynvml, monkeypatch):
+    """workers.devices.cuda as it is imported beside these libraries. Nobody else gets that one."""
+    package = types.ModuleType("cuda.bindings")
+    package.driver = package.runtime = bindings
+    played = {"cuda": types.ModuleType("cuda"), "cuda.bindings": package, "pynvml": pynvml}
+    for name, module in {**played, "cuda.bindings.driver": bindings, "cuda.bindings.runtime": bindings}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    name = "workers.devices.cuda"
+    real = sys.modules.pop(name, None)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.modules.pop(name, None)
+        if real is not None:
+            sys.modules[name] = real

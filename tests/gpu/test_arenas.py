@@ -3,11 +3,12 @@
 
 import ctypes
 import enum
-import sys
+import inspect
 import types
 
 import pytest
 import torch
+from gpu_fakes import FakeGpu, cuda_beside
 from nvml_fakes import FakeCard, FakeNvml
 
 from workers.devices import cuda_candidate
@@ -76,26 +77,20 @@ class Driver(types.ModuleType):
 
 
 @pytest.fixture
-def driver(monkeypatch):
-    made = Driver()
-    for name in ("cuda", "cuda.bindings"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    for name in ("driver", "runtime"):
-        monkeypatch.setitem(sys.modules, f"cuda.bindings.{name}", made)
-        setattr(sys.modules["cuda.bindings"], name, made)
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(FakeCard(uuid="GPU-0")))
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    card = types.SimpleNamespace(name="NVIDIA H200", major=9, minor=0, uuid="0", total_memory=1000 * MIB + 12345)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
-    return made
+def driver():
+    return Driver()
 
 
 @pytest.fixture
-def gpu(driver, monkeypatch):
-    monkeypatch.delitem(sys.modules, "workers.devices.cuda", raising=False)
-    import workers.devices.cuda as cuda
+def cuda(driver, monkeypatch):
+    return cuda_beside(driver, FakeNvml(FakeCard(uuid="GPU-0")), monkeypatch)
 
-    monkeypatch.delitem(sys.modules, "workers.devices.cuda")
+
+@pytest.fixture
+def gpu(cuda, monkeypatch):
+    card = types.SimpleNamespace(name="NVIDIA H200", major=9, minor=0, uuid="0", total_memory=1000 * MIB + 12345)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     monkeypatch.setattr(cuda, "view", lambda start, size: torch.empty(size, dtype=torch.uint8, device="meta"))
     return cuda.Gpu()
 
@@ -149,7 +144,7 @@ def test_what_names_no_memory_of_that_size_is_not_mapped(gpu, driver, handle, si
     assert driver.opened == []
 
 
-def test_a_candidate_opens_what_it_is_told_and_hands_out_what_its_outputs_lie_in(driver, monkeypatch):
+def test_a_candidate_opens_what_it_is_told_and_hands_out_what_its_outputs_lie_in(cuda, driver, monkeypatch):
     driver.theirs[3 << 40] = 64 * MIB  # as a candidate sees it, the examiner's
     monkeypatch.setattr(torch, "as_tensor", lambda span, device: span.__cuda_array_interface__)
     half = cuda_candidate.CudaHalf.__new__(cuda_candidate.CudaHalf)
@@ -162,3 +157,12 @@ def test_a_candidate_opens_what_it_is_told_and_hands_out_what_its_outputs_lie_in
     assert cuda_candidate._segments(list(spans)) == [
         [start, size, start.to_bytes(64, "big").hex()] for start, size in (spans[first], spans[second])
     ]
+
+
+def test_the_gpu_that_other_tests_play_is_asked_as_this_one(cuda):
+    theirs = set(vars(FakeGpu)) - {"take"}  # what a candidate does
+    shared = [name for name in theirs if inspect.isfunction(getattr(FakeGpu, name)) and not name.startswith("_")]
+    assert len(shared) >= 8
+    for name in shared:
+        played, real = (list(inspect.signature(getattr(one, name)).parameters) for one in (FakeGpu, cuda.Gpu))
+        assert played == real, name

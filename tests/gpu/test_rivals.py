@@ -6,7 +6,7 @@ import sys
 import types
 
 import pytest
-from gpu_fakes import FakeInterview
+from gpu_fakes import FakeInterview, cuda_beside
 from nvml_fakes import FakeCard, FakeNvml
 from test_windows import ASSIGNMENT, OPERATION, SIZE, TIMED, Track
 
@@ -242,16 +242,8 @@ def test_a_record_outlives_the_process_it_was_made_with(host):
 @pytest.fixture
 def cuda(monkeypatch):
     """workers.devices.cuda, without a driver."""
-    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver", "cuda.bindings.runtime"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(FakeCard(uuid="GPU-0"), FakeCard(uuid="GPU-1")))
-    bindings = sys.modules["cuda.bindings"]
-    bindings.driver, bindings.runtime = sys.modules["cuda.bindings.driver"], sys.modules["cuda.bindings.runtime"]
-    monkeypatch.delitem(sys.modules, "workers.devices.cuda", raising=False)
-    import workers.devices.cuda
-
-    monkeypatch.delitem(sys.modules, "workers.devices.cuda")
-    return workers.devices.cuda
+    pynvml = FakeNvml(FakeCard(uuid="GPU-0"), FakeCard(uuid="GPU-1"))
+    return cuda_beside(types.ModuleType("cuda.bindings.runtime"), pynvml, monkeypatch)
 
 
 @pytest.mark.parametrize("whose", ["baselines", "files"])
