@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
+import itertools
 import logging
 import os
 import signal
@@ -19,7 +21,7 @@ import time
 import traceback
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,9 +29,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from celery import Celery, signals
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
-from grader import accounts, course, devices, submissions
+from grader import accounts, course, db, devices, submissions
 from grader.assignment import Assignment, Limits
 from grader.course import Catalog
 from grader.db import Database
@@ -39,7 +41,7 @@ from grader.models import CourseAssignment, State, WorkerStatus
 from grader.queue import GRADE, SWEEP, Doorbell, heard_by, log_to_stderr, make_celery
 from grader.settings import Settings, check_flags
 from grader.submissions import Job
-from grader.wording import plain
+from grader.wording import one_line, plain
 from workers import selfcheck
 from workers.sandbox import sweep_leftovers
 
@@ -59,7 +61,10 @@ READY_WITHIN_S = 120.0  # a candidate, on a busy host
 FIRST_RECHECK_S = 5.0
 LOOK_AGAIN_S = 0.25  # of a lane that found nothing waiting while another one still grades
 WARM_POOLS = 2
-DATABASE_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 9.0)
+DATABASE_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 9.0)  # and then the last one again and again
+DATABASE_PATIENCE_S = 600.0  # without a database there is nothing else to do, and minutes of measuring hang on it
+LOOK_FOR_DATABASE_S = 2.0
+LEAST_STANDSTILL_S = 10.0
 
 log = logging.getLogger("tilegrade.worker")
 
@@ -74,6 +79,7 @@ class _Grading:
 
     job: Job
     lost: bool = False
+    void: bool = False  # what was measured must not count, though nobody is to blame
     progressed_at: float = 0.0
     stages: dict[str, float] = dataclasses.field(default_factory=dict)  # how much of each is done, 0 to 1
 
@@ -120,12 +126,13 @@ class Grader:
         self._faults_in_a_row = 0
         self._rest_until = 0.0
         self._stopping = threading.Event()
+        self._slept_from: float | None = None  # monotonic, while the heartbeat waits for its next
         self._heart: threading.Thread | None = None
 
     def start(self) -> None:
         """Report this worker and keep reporting it until `stop`."""
-        self._report(WorkerStatus.STARTING)
-        self._report()
+        self._patiently(lambda: self._report(WorkerStatus.STARTING))
+        self._patiently(self._report)
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
 
@@ -141,24 +148,32 @@ class Grader:
 
     def grade_waiting(self) -> int:
         """Grade until nothing waits for this worker; returns how many. Safe to call twice for one bell."""
+        before = self._quarantined
         if self._lanes == 1:
             count = self._grade_in_lane()
         else:
             with ThreadPoolExecutor(self._lanes, thread_name_prefix="lane") as threads:
                 count = sum(threads.map(lambda _: self._grade_in_lane(), range(self._lanes)))
-        if self._suspect and not self._stopping.is_set():
+        if self._stopping.is_set():
+            return count
+        if self._suspect:
             self._look_at_host()
+        if self._quarantined and not before:
+            self._start_over()
         return count
 
     def _look_at_host(self) -> None:
-        """Check the host again after a fault; one that fails takes no more work until it was started over."""
+        """Check the host again after a fault."""
         why = self._check_again()
         self._suspect = False
         if why:
-            log.error("quarantined: %s", why)
-            self._quarantined = why
-            self._report()
-            self._start_over()
+            self._quarantine(why)
+
+    def _quarantine(self, why: str) -> None:
+        """Take no more work, until it was started over."""
+        log.error("quarantined: %s", why)
+        self._quarantined = why
+        self._report()
 
     def _grade_in_lane(self) -> int:
         count = 0
@@ -182,6 +197,12 @@ class Grader:
     def _claim(self) -> _Grading | None:
         # one lane at a time, so that one that finds nothing sees what the others have in hand
         with self._claiming:
+            # asked each time: tables are upgraded, and clocks drift, while workers run
+            why = "" if self._quarantined else database_trouble(self._database, self._settings, self._now)
+            if why:
+                self._quarantine(why)
+            if self._quarantined:
+                return None
             with self._database.write() as session:
                 job = submissions.claim_next(
                     session,
@@ -210,7 +231,7 @@ class Grader:
 
             # minutes long, so no database session is held here
             examination = self._examine(assignment, job.source.encode(), progress)
-            ours = _patiently(lambda: self._record(job, examination, assignment))
+            ours = not self._is_void(grading) and self._patiently(lambda: self._record(job, examination, assignment))
             self._faults_in_a_row = 0
             log.info("submission %d: %s", job.submission_id, "graded" if ours else "graded too late, dropped")
         except NoLongerOurs:
@@ -218,6 +239,9 @@ class Grader:
         except AssignmentError as exc:
             self._close_assignment(job, str(exc))
         except Exception as exc:
+            if self._is_void(grading):
+                log.warning("submission %d: dropped: %s", job.submission_id, one_line(str(exc), 300))
+                return
             # a bug of ours must cost neither the student an attempt nor this worker its life
             log.exception("submission %d could not be graded", job.submission_id)
             self._give_up(job, exc)
@@ -244,7 +268,7 @@ class Grader:
                 )
 
         self._suspect = True
-        state = _patiently(write)
+        state = self._patiently(write)
         if state is State.QUEUED:
             self._ring(job.device)  # we rest now: another worker is the first to take it
         if state is not None:
@@ -277,23 +301,72 @@ class Grader:
                 raise NoLongerOurs
 
     def _beat(self) -> None:
-        while not self._stopping.wait(self._settings.heartbeat_s):
+        while not self._sleep():
             try:
                 self._renew()
+            except OperationalError as exc:
+                # the lease outlasts several of these
+                log.warning("no heartbeat could be written: %s", _briefly(exc))
             except Exception:
-                # the database is away, most likely; the lease outlasts several of these
                 log.exception("no heartbeat could be written")
-        with self._lock:
-            gradings = list(self._gradings)
-            for grading in gradings:
-                grading.lost = True
         try:
-            for grading in gradings:
-                with self._database.write() as session:
-                    submissions.hand_back(session, grading.job)
+            self._hand_back()
             self._report(WorkerStatus.STOPPED)
-        except OperationalError:
-            log.exception("could not say goodbye; the lease will lapse")
+        except OperationalError as exc:
+            log.warning("could not say goodbye, the lease will lapse: %s", _briefly(exc))
+
+    def _sleep(self) -> bool:
+        """Wait until the next heartbeat is due; True when this worker is to stop."""
+        self._slept_from = time.monotonic()
+        stopping = self._stopping.wait(self._settings.heartbeat_s)
+        if self._stood_still():
+            self._hand_back(void=True)
+        self._slept_from = None
+        return stopping
+
+    def _stood_still(self) -> bool:
+        """True when this process, or its whole host, was halted for longer than its lease, and woke just now.
+
+        A paused container, a suspended machine. The limits of calls went on meanwhile, and a candidate that answered
+        in time would be told that it was too slow.
+        """
+        since = self._slept_from
+        most_s = self._settings.heartbeat_s + max(self._settings.lease_s, LEAST_STANDSTILL_S)
+        return since is not None and time.monotonic() - since > most_s
+
+    def _is_void(self, grading: _Grading) -> bool:
+        """True when nothing that was measured may count, because this worker stood still. It is handed back by then."""
+        if not grading.void and self._stood_still():
+            self._hand_back(void=True)
+        return grading.void
+
+    def _hand_back(self, *, void: bool = False) -> None:
+        """Return all that is being graded, and end it. Nobody failed, so no attempt is lost."""
+        with self._lock:
+            gradings = [grading for grading in self._gradings if not grading.void]
+            for grading in gradings:
+                grading.lost, grading.void = True, void
+        for grading in gradings:
+            if void:
+                log.warning("submission %d: this worker stood still, so it is handed back", grading.job.submission_id)
+            self._patiently(functools.partial(self._return, grading.job))
+
+    def _return(self, job: Job) -> None:
+        with self._database.write() as session:
+            submissions.hand_back(session, job)
+
+    def _patiently(self, write: Callable[[], T]) -> T:
+        """Do it again while the database is away."""
+        until = time.monotonic() + DATABASE_PATIENCE_S
+        for delay_s in itertools.chain(DATABASE_RETRY_DELAYS_S, itertools.repeat(DATABASE_RETRY_DELAYS_S[-1])):
+            try:
+                return write()
+            except OperationalError as exc:
+                if self._stopping.is_set() or time.monotonic() > until:
+                    raise
+                log.warning("the database is away, trying again in %.1f s: %s", delay_s, _briefly(exc))
+                self._stopping.wait(delay_s)
+        raise AssertionError("unreachable")
 
     def _renew(self) -> None:
         with self._lock:
@@ -372,19 +445,32 @@ def add_tasks(app: Celery, grader: Grader, database: Database, settings: Setting
 
     def grade() -> None:
         """Grade what waits. Safe to deliver twice: the second delivery claims nothing."""
-        grader.grade_waiting()
+        with _while_database_is_there():
+            grader.grade_waiting()
 
     def sweep() -> None:
         """Take back what dead workers hold, ring for what waits, forget what no longer counts."""
-        now = datetime.now(UTC)
-        with database.write() as session:
-            devices = submissions.sweep(session, now=now, max_lost_attempts=settings.max_lost_attempts)
-            accounts.forget_old_failures(session, settings=settings, now=now)
+        now, devices = datetime.now(UTC), []
+        with _while_database_is_there():
+            if database_trouble(database, settings, lambda: datetime.now(UTC)):
+                return  # said where work is taken
+            with database.write() as session:
+                devices = submissions.sweep(session, now=now, max_lost_attempts=settings.max_lost_attempts)
+                accounts.forget_old_failures(session, settings=settings, now=now)
         for device in devices:
             doorbell.ring(device)
 
     app.task(name=GRADE)(grade)
     app.task(name=SWEEP)(sweep)
+
+
+@contextlib.contextmanager
+def _while_database_is_there() -> Iterator[None]:
+    """End the block where the database goes away: nothing is lost, for the sweep rings again."""
+    try:
+        yield
+    except OperationalError as exc:
+        log.warning("the database is away: %s", _briefly(exc))
 
 
 def worker_name(settings: Settings) -> str:
@@ -472,7 +558,12 @@ def main(argv: list[str] | None = None) -> int:
         slot=settings.slot if arguments.slot is None else arguments.slot,
     )
     if arguments.alive:
-        return 0 if _is_alive(settings) else 1
+        try:
+            return 0 if _is_alive(settings) else 1
+        except DBAPIError as exc:
+            print(f"tilegrade worker: The database cannot be used: {_briefly(exc)}", file=sys.stderr)
+            return 1
+    _await_database(settings)
     environ_before = dict(os.environ)  # what follows narrows what CUDA sees
     for what in sweep_leftovers():
         log.info("cleared away: %s", what)
@@ -657,15 +748,46 @@ def _is_alive(settings: Settings) -> bool:
     return any(not submissions.is_gone(one, datetime.now(UTC)) for one in mine)
 
 
-def _patiently(write: Callable[[], T]) -> T:
-    """Do it again when the database is away for a moment: minutes of measuring hang on it."""
-    for delay_s in DATABASE_RETRY_DELAYS_S:
+def database_trouble(database: Database, settings: Settings, now: Callable[[], datetime]) -> str:
+    """Why a worker must take nothing from this database, and what to do; empty when it may.
+
+    Leases are moments: a worker whose clock is ahead by a lease would take what others are grading.
+    """
+    why = db.why_unfit(database)
+    if why:
+        return why
+    ahead_s = db.clock_ahead_s(database, now)
+    # two workers that are off to different sides are still one heartbeat away from each other's leases
+    if abs(ahead_s) <= (settings.lease_s - settings.heartbeat_s) / 2:
+        return ""
+    side = "ahead of" if ahead_s > 0 else "behind"
+    return (
+        f"The clock of this host is {abs(ahead_s):.0f} s {side} the database server's. Have both set theirs by NTP; "
+        f"workers would take each other's submissions."
+    )
+
+
+def _await_database(settings: Settings) -> None:
+    """Wait until the database answers and is one that this program may work with; say what is in the way."""
+    said = ""
+    while True:
+        database = Database(settings.database_url)
         try:
-            return write()
-        except OperationalError:
-            log.warning("the database is away; trying again in %.1f s", delay_s)
-            time.sleep(delay_s)
-    return write()
+            why = database_trouble(database, settings, lambda: datetime.now(UTC))
+        except DBAPIError as exc:
+            why = f"The database cannot be used: {_briefly(exc)}"
+        finally:
+            database.close()
+        if not why:
+            return
+        if why != said:
+            log.warning("waiting: %s", why)
+            said = why
+        time.sleep(LOOK_FOR_DATABASE_S)
+
+
+def _briefly(exc: DBAPIError) -> str:
+    return one_line(str(exc.orig), 300)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+SCRIPTED = HERE / "scripted_worker.py"
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def start(environ, tmp_path):
 @pytest.fixture
 def start_worker(start):
     def begin(slot: int = 0) -> subprocess.Popen[bytes]:
-        return start(str(HERE / "scripted_worker.py"), TILEGRADE_SLOT=str(slot))
+        return start(str(SCRIPTED), TILEGRADE_SLOT=str(slot))
 
     return begin
 
@@ -174,6 +175,29 @@ def test_a_worker_that_is_told_to_stop_loses_no_attempt(real_time, look, ring, s
     assert worker.wait(15) == 0
     row = look(submission_id)
     assert (row.state, row.attempt, row.lost_attempts) == (State.QUEUED, 1, 0)
+
+
+@on_sqlite
+def test_a_worker_that_stood_still_hands_back_what_it_measured_meanwhile(
+    real_time, look, ring, start, wait_until, tmp_path
+):
+    """A paused container: the limits of calls went on, so nothing may be told of the file. No attempt is lost."""
+    hasty = "import runpy, workers.tasks; workers.tasks.LEAST_STANDSTILL_S = 1.0; "
+    hasty += f"runpy.run_path({str(SCRIPTED)!r}, None, '__main__')"
+    worker = start("-c", hasty)
+    submission_id = real_time("ada", "sleep 2")
+    ring("cpu")
+    wait_until(lambda: "numerics" in submissions.stages_of(look(submission_id)), 20, "progress")
+    worker.send_signal(signal.SIGSTOP)
+    time.sleep(3.0)  # lease and heartbeat are 1.8 s
+    assert look(submission_id).state is State.RUNNING
+    worker.send_signal(signal.SIGCONT)
+    wait_until(lambda: look(submission_id).attempt == 2, 20, "another attempt")
+    ring("cpu")
+    wait_until(lambda: look(submission_id).state is State.DONE, 40, "a grade")
+    row = look(submission_id)
+    assert (row.attempt, row.lost_attempts, row.fault_note) == (2, 0, None)
+    assert "this worker stood still" in (tmp_path / "0.log").read_text()
 
 
 @on_sqlite
