@@ -149,8 +149,7 @@ def check_assignment(slug: str, no_sandbox: bool) -> None:
     found, folder = _assignment(slug)
     left = scaffold.left_in_reference(found.operation, reference=scaffold.PROJECT / "reference")
     if left:
-        listed = "".join(f"\n    {place}" for place in left)
-        raise UserError(f"The reference of {slug!r} is not written yet. Still to write:{listed}")
+        raise UserError(_still_to_write(f"The reference of {slug!r} is not written yet.", left))
     for place in scaffold.left_in_folder(folder):
         click.echo(f"still to write: {place}")
     reference = examining.reference_source(found.operation)
@@ -454,18 +453,23 @@ def course_group() -> None:
 @click.option("--title", required=True)
 def create_course(slug: str, title: str) -> None:
     """Create a course."""
-    with _database(_settings()) as database, database.write() as session:
-        course.create_course(session, slug=slug, title=title, now=_now())
+    with _database(_settings()) as database, _changing(database) as (session, tell):
+        made = course.create_course(session, slug=slug, title=title, now=_now())
+        tell(f"{made.slug}: {made.title}")
 
 
 @course_group.command("list")
 def list_courses() -> None:
     """List every course with its assignments."""
-    with _database(_settings()) as database, database.read() as session:
+    settings = _settings()
+    catalog = Catalog(settings.assignments_dir)
+    with _database(settings) as database, database.read() as session:
         for one in course.all_courses(session):
             click.echo(f"{one.slug}: {one.title}")
             for entry in course.assignments_of(session, one.id):
-                click.echo(f"    {_set(entry)}")
+                rules = catalog.find(entry.slug)
+                known = Keep.AS_IT_IS if rules is None else course.window_until(entry, rules, None).deadline
+                click.echo(f"    {_set(entry, known)}")
 
 
 @course_group.command("enrol")
@@ -546,7 +550,11 @@ class Moment(click.DateTime):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if self.none and value == "none":
             return None
-        moment = super().convert(value, param, ctx).replace(tzinfo=UTC)
+        try:
+            moment = super().convert(value, param, ctx).replace(tzinfo=UTC)
+        except click.BadParameter:
+            last = "; none takes it back" if self.none else ""
+            self.fail(f"{value!r} is no moment. Write 2026-12-10 or 2026-12-10T18:00, in UTC{last}.", param, ctx)
         is_date = isinstance(value, str) and ":" not in value
         return moment.replace(hour=23, minute=59, second=59) if self.ends and is_date else moment
 
@@ -578,6 +586,9 @@ def assign(ctx: click.Context, /, course_slug: str, slugs: tuple[str, ...], **gi
         found = _course(session, course_slug)
         for slug in slugs:
             rules = catalog.load(slug)
+            left = scaffold.left_in_reference(rules.operation, reference=scaffold.PROJECT / "reference")
+            if left := left + scaffold.left_in_folder(settings.assignments_dir / slug):
+                raise UserError(_still_to_write(f"{slug!r} is not finished, and students would see it so.", left))
             entry = course.set_assignment(session, course_id=found.id, slug=slug, now=_now(), **named)
             window = course.window_until(entry, rules, None)
             tell(f"{_set(entry, window.deadline)}, {_state(entry, window)}")
@@ -756,7 +767,7 @@ def rejudge(submission_ids: tuple[int, ...], slug: str | None) -> None:
 def run_again(submission_ids: tuple[int, ...]) -> None:
     """Queue finished or faulted submissions for new measurements. A grade that one has counts until they are there.
 
-    Those on their way already are left, and said. Exits 1 unless all were queued.
+    Says of each what became of it. Exits 1 unless all were queued.
     """
     settings = _settings()
     bell = Doorbell(make_celery(settings))
@@ -770,6 +781,7 @@ def run_again(submission_ids: tuple[int, ...]) -> None:
                 continue
             queued += 1
             bell.ring(device)
+            click.echo(f"{submission_id}: in the queue again.")
     sys.exit(0 if queued == len(submission_ids) else 1)
 
 
@@ -930,6 +942,10 @@ def _new_password(from_stdin: bool) -> str:
     return sys.stdin.readline().rstrip("\n") if from_stdin else accounts.random_password()
 
 
+def _still_to_write(what: str, left: list[scaffold.Left]) -> str:
+    return f"{what} Still to write:" + "".join(f"\n    {place}" for place in left)
+
+
 def _deadline(moment: datetime | None) -> str:
     if moment is None:
         return "no deadline"
@@ -942,7 +958,7 @@ def _set(entry: CourseAssignment, deadline: datetime | Keep | None = Keep.AS_IT_
     if isinstance(deadline, Keep):
         until = _deadline(entry.deadline) if entry.deadline else "the folder's deadline"
     else:
-        until = _deadline(deadline)
+        until = _deadline(deadline) + (" (the folder's)" if deadline and entry.deadline is None else "")
     late = f", {count(entry.late_days, 'late day')} at {entry.late_percent:g} %" if entry.late_days else ""
     closed = f", closed: {entry.closed_reason}" if entry.closed_reason else ""
     return f"{entry.slug}: {entry.device}, {until}{late}{closed}"

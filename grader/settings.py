@@ -80,7 +80,7 @@ class Settings:
             embedded_broker=not broker_url,
             secret_key=env.text("SECRET_KEY", ""),
             host=env.text("HOST", cls.host),
-            port=env.integer("PORT", cls.port, least=1),
+            port=env.integer("PORT", cls.port, least=1, most=65535),
             # more gain nothing beside a database and workers on the same few processors
             web_processes=env.integer("WEB_PROCESSES", min(2, len(os.sched_getaffinity(0))), least=1),
             secure_cookies=env.flag("SECURE_COOKIES", cls.secure_cookies),
@@ -188,10 +188,12 @@ class _Environment:
             raise UserError(f"{PREFIX}{name} is {value!r}; write 1 or 0.")
         return value in _TRUE
 
-    def integer(self, name: str, default: int, *, least: int = 0) -> int:
+    def integer(self, name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
         value = self.text(name, str(default))
-        if not value.isascii() or not value.isdigit() or int(value) < least:
-            raise UserError(f"{PREFIX}{name} is {value!r}; it must be a whole number of at least {least}.")
+        is_number = value.isascii() and value.isdigit()
+        if not is_number or int(value) < least or (most is not None and int(value) > most):
+            limit = "" if most is None else f" and at most {most}"
+            raise UserError(f"{PREFIX}{name} is {value!r}; it must be a whole number of at least {least}{limit}.")
         return int(value)
 
     def optional_integer(self, name: str) -> int | None:

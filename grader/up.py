@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import itertools
 import os
@@ -235,10 +236,14 @@ def listen(settings: Settings) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
     except OSError as exc:
-        raise UserError(
-            f"Cannot listen on {host}:{port} ({exc.strerror}). Set TILEGRADE_PORT to a free port, e.g. "
-            f"TILEGRADE_PORT={port + 1} tilegrade up."
-        ) from None
+        # a name that is no address has a negative number, of getaddrinfo's
+        if exc.errno is None or exc.errno < 0 or exc.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            remedy = "Set TILEGRADE_HOST to an address of this machine, e.g. 127.0.0.1, or 0.0.0.0 for every one."
+        else:
+            free = port + 1 if 1024 <= port < 65535 else 8000
+            remedy = f"Set TILEGRADE_PORT to a free port, e.g. TILEGRADE_PORT={free}."
+        why = str(exc.strerror).partition(" (while")[0]  # the address stands before it already
+        raise UserError(f"Cannot listen on {host}:{port}: {why}. {remedy}") from None
 
 
 def _answers(settings: Settings) -> bool:

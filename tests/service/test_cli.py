@@ -53,7 +53,7 @@ def tilegrade(environ):
 @pytest.fixture
 def course_of_ada(tilegrade):
     tilegrade("user", "add", "ada")
-    tilegrade("course", "create", "gpu", "--title", "GPU programming")
+    assert tilegrade("course", "create", "gpu", "--title", "GPU programming") == "gpu: GPU programming\n"
     tilegrade("course", "assign", "gpu", "doubling")
     tilegrade("course", "enrol", "gpu", "ada")
 
@@ -116,6 +116,24 @@ def test_an_assignment_that_does_not_exist_cannot_be_set(tilegrade, course_of_ad
         tilegrade("course", "assign", "gpu", "tripling")
 
 
+def test_an_assignment_that_is_not_finished_cannot_be_set(tilegrade, course_of_ada, environ, tmp_path):
+    shutil.copytree(environ["TILEGRADE_ASSIGNMENTS"], tmp_path / "assignments")
+    environ["TILEGRADE_ASSIGNMENTS"] = str(tmp_path / "assignments")
+    handout = tmp_path / "assignments" / "doubling" / "handout.md"
+    handout.write_text(handout.read_text() + "\nWRITE: what is tried\n")
+    with pytest.raises(UserError, match=r"(?s)'doubling' is not finished, .*handout\.md:5: what is tried"):
+        tilegrade("course", "assign", "gpu", "doubling")
+    handout.write_text("# Doubling\n\nDouble every element.\n")
+    assert "open now" in tilegrade("course", "assign", "gpu", "doubling")
+
+
+@pytest.mark.parametrize("given", ["tomorrow", "10.12.2026", "2026-12-10T18:00+01:00", "2026-13-01"])
+def test_a_moment_that_is_none_is_answered_with_how_to_write_one(course_of_ada, environ, given):
+    done = CliRunner().invoke(cli, ["course", "assign", "gpu", "doubling", "--deadline", given], env=environ)
+    assert done.exit_code == 2
+    assert f"'{given}' is no moment. Write 2026-12-10 or 2026-12-10T18:00, in UTC" in done.output
+
+
 def test_a_password_is_printed_once_or_never(tilegrade):
     name, password = tilegrade("user", "add", "Bob").strip().split(": ")
     assert (name, len(password)) == ("bob", 23)
@@ -126,7 +144,10 @@ def test_a_password_is_printed_once_or_never(tilegrade):
 def test_people_and_courses_are_listed(tilegrade, course_of_ada):
     tilegrade("user", "add", "root", "--staff")
     assert tilegrade("user", "list") == "ada: student in gpu\nroot (staff)\n"
-    assert tilegrade("course", "list") == "gpu: GPU programming\n    doubling: cpu, the folder's deadline\n"
+    assert (
+        tilegrade("course", "list")
+        == "gpu: GPU programming\n    doubling: cpu, until 2027-03-01 23:59 UTC (the folder's)\n"
+    )
 
 
 def test_what_changes_a_course_says_what_holds_now(tilegrade, course_of_ada, environ):
@@ -261,7 +282,11 @@ def test_a_deadline_is_set_in_utc(tilegrade, course_of_ada):
         ),
         pytest.param(("--late-percent", "20"), "cpu, until 2030-01-02 03:04:05 UTC, 3 late days at 20 %", id="price"),
         pytest.param(("--late-days", "0"), "cpu, until 2030-01-02 03:04:05 UTC", id="no-late-days"),
-        pytest.param(("--deadline", "none"), "cpu, the folder's deadline, 3 late days at 5 %", id="deadline-taken"),
+        pytest.param(
+            ("--deadline", "none"),
+            "cpu, until 2027-03-01 23:59 UTC (the folder's), 3 late days at 5 %",
+            id="deadline-taken",
+        ),
         pytest.param((), "cpu, until 2030-01-02 03:04:05 UTC, 3 late days at 5 %", id="nothing"),
     ],
 )
@@ -379,7 +404,9 @@ def test_what_is_measured_again_rings_for_its_own_device_alone(tilegrade, hand_i
     valkey = redis.Redis.from_url(broker.url.replace("redis+socket", "unix"))
     waiting = valkey.llen("cpu")
     said = tilegrade("run-again", first, busy, 99, second, status=1)
-    assert said == "".join(f"{one}: it is on its way already, or does not exist.\n" for one in (busy, 99))
+    again, not_again = "in the queue again.", "it is on its way already, or does not exist."
+    told = {first: again, busy: not_again, 99: not_again, second: again}
+    assert said == "".join(f"{one}: {what}\n" for one, what in told.items())
     assert (valkey.llen("cuda"), valkey.llen("cpu")) == (2, waiting)
     with database.read() as session:
         states = {row.id: row.state for row in session.execute(select(Submission.id, Submission.state))}

@@ -45,6 +45,7 @@ def test_the_driver_is_ours_to_name(given, url):
         ("PORT", "http", "TILEGRADE_PORT is 'http'; it must be a whole number of at least 1"),
         ("PORT", "0", "at least 1"),
         ("PORT", "-1", "at least 1"),
+        ("PORT", "65536", "TILEGRADE_PORT is '65536'; it must be a whole number of at least 1 and at most 65535."),
         ("PORT", "²", "whole number"),
         ("LEASE_S", "nan", "a number above 0"),
         ("LEASE_S", "inf", "a number above 0"),

@@ -19,14 +19,31 @@ from pathlib import Path
 
 import pytest
 
+from grader.errors import UserError
 from grader.settings import Settings
-from grader.up import Child, Supervisor, restart_delay_s, worker_commands
+from grader.up import Child, Supervisor, listen, restart_delay_s, worker_commands
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_restarts_come_ever_slower():
     assert [restart_delay_s(deaths) for deaths in (1, 2, 3, 4, 8, 50)] == [0.5, 1.0, 2.0, 4.0, 60.0, 60.0]
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        pytest.param("127.0.0.1", r"Address already in use\. Set TILEGRADE_PORT .* TILEGRADE_PORT=\d+\.", id="port"),
+        pytest.param("192.0.2.1", r"Cannot assign .*\. Set TILEGRADE_HOST to an address of this machine", id="address"),
+        pytest.param("name with spaces", r": .*\. Set TILEGRADE_HOST to an address of this machine", id="name"),
+        pytest.param("2001:db8::1", r"Set TILEGRADE_HOST to an address of this machine", id="address-6"),
+    ],
+)
+def test_where_nobody_can_listen_the_right_setting_is_named(host, said):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings.from_env({"TILEGRADE_HOST": host, "TILEGRADE_PORT": str(taken.getsockname()[1])})
+        with pytest.raises(UserError, match=said):
+            listen(settings)
 
 
 @pytest.fixture
