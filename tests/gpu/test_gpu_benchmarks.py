@@ -413,10 +413,71 @@ def test_a_queue_that_graded_little_or_in_the_interpreter_tells_what_it_can(coun
     assert not {"an_hour", "held_s", "idle_s"} & {*found}
 
 
-def test_one_who_has_no_time_left_is_told_that_no_worker_came():
-    nobody = types.SimpleNamespace(reported=list)
-    with pytest.raises(TimeoutError, match=r"no worker within 0 s: \[\]"):
-        serve_on_gpu.Service.wait_for_worker(nobody, 0.0)
+class Served:
+    """In the place of a service: nobody grades, and its only worker is what it says."""
+
+    def __init__(self, *statuses):
+        self.statuses = [*statuses, *statuses[-1:] * 10]
+        self.folder, self.stopped = Path("/nowhere"), 0
+
+    def reported(self):
+        status = self.statuses.pop(0)
+        return [types.SimpleNamespace(name="host:cuda:0", status=status, note="the GPU is too hot")]
+
+    wait_for_worker = serve_on_gpu.Service.wait_for_worker
+
+    def wait_until_it_answers(self, seconds):
+        return 0.1
+
+    def stop(self):
+        self.stopped += 1
+        return 0.0
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """Seconds pass with every look at the workers."""
+    passed = iter(range(0, 1000, 20))
+    clock = types.SimpleNamespace(monotonic=lambda: float(next(passed)), sleep=lambda seconds: None)
+    monkeypatch.setattr(serve_on_gpu, "time", clock)
+
+
+def test_one_who_has_no_time_left_is_told_that_no_worker_came(seconds):
+    with pytest.raises(serve_on_gpu.NoWorkerError, match=r"no worker within 20 s: .*starting"):
+        Served("starting").wait_for_worker(0.0)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "waited_s"),
+    [
+        pytest.param(["starting"], 180, id="not-ready"),
+        pytest.param(["starting", "quarantined", "starting"], 100, id="in-quarantine"),
+    ],
+)
+def test_a_worker_in_quarantine_is_waited_for_until_it_looked_again(seconds, statuses, waited_s):
+    with pytest.raises(serve_on_gpu.NoWorkerError, match=rf"no worker within {waited_s} s: .*the GPU is too hot"):
+        Served(*statuses).wait_for_worker(180.0)
+
+
+def test_one_that_comes_back_from_quarantine_grades(seconds):
+    assert Served("quarantined", "starting", "idle").wait_for_worker(180.0) == 60
+
+
+def test_without_a_worker_no_other_part_is_tried(seconds, monkeypatch, tmp_path, capsys):
+    served, tried = Served("quarantined"), []
+    monkeypatch.setattr(serve_on_gpu, "Service", lambda device, log: served)
+    monkeypatch.setattr(serve_on_gpu.signal, "signal", lambda *_: None)
+    arguments = argparse.Namespace(device="cuda", out=tmp_path, left_s=lambda most: most)
+
+    def part(service, arguments):
+        tried.append(len(tried))
+        serve_on_gpu.await_worker(service, arguments)
+        return True
+
+    fine = {}
+    serve_on_gpu.with_service({"service": part, "queue": part, "killed": part}, arguments, fine)
+    assert (tried, served.stopped, fine) == ([0], 1, {"pages": True})
+    assert "the GPU is too hot" in capsys.readouterr().out
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
