@@ -109,10 +109,15 @@ def _math(content: str, options: dict[str, Any]) -> str:
     latex = re.sub("[<>]", lambda found: _LATEX_FOR[found[0]], content)
     try:
         if not options.get("display_mode"):
-            return to_mathml(latex)
-        return "".join(to_mathml(part, display="block") for part in _beside_each_other(latex))
+            return _converted(latex)
+        return "".join(_converted(part, display="block") for part in _beside_each_other(latex))
     except Exception:  # whatever it raises, the handout stays readable
         return f'<code class="tex">{html.escape(content.strip())}</code>'
+
+
+def _converted(latex: str, *, display: str = "inline") -> str:
+    # infinity is a number here; the converter makes it an operator, which browsers set apart from its sign
+    return str(to_mathml(latex, display=display)).replace("<mo>&#x0221E;</mo>", "<mi>&#x0221E;</mi>")
 
 
 def _beside_each_other(latex: str) -> list[str]:

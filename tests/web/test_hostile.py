@@ -349,6 +349,12 @@ def test_a_handout_holds_nothing_active(text: str) -> None:
     assert [one for one in Active(render_handout(text)).found if one not in ("<img>", "src=x.png")] == []
 
 
+def test_infinity_stands_close_to_its_sign() -> None:
+    page = render_handout(r"$m = -\infty$ and $$e^{-\infty - (-\infty)}$$")
+    assert page.count("<mi>∞</mi>") == 3
+    assert "<mo>∞</mo>" not in page
+
+
 def test_a_handout_shows_formulas_tables_and_code() -> None:
     page = render_handout(
         "# Title\n\n## Part\n\n$a < b$ and $$x_i^2$$\n\n| a |\n|---|\n| 1 |\n\n```python\nx = 1\n```\n", "Title"

@@ -195,6 +195,11 @@ def test_the_assignment_page_shows_the_handout_and_gives_the_starter(campus: Cam
     assert starter.headers["Content-Disposition"] == f'attachment; filename="{SLUG}.py"'
 
 
+def test_the_arrow_of_a_signature_is_never_broken(campus: Campus) -> None:
+    html = campus.client("ada").get(PAGE).text
+    assert 'is_causal=False) <span class="nowrap">-&gt;</span> (o, lse)</code>' in html
+
+
 def test_an_assignment_whose_folder_is_broken_says_so_to_staff_alone(sqlite_database: Database, tmp_path: Path) -> None:
     campus = make_campus(sqlite_database, tmp_path / "data")
     with campus.database.write() as db:
