@@ -146,7 +146,7 @@ def test_ten_bells_are_one_grading(real_time, look, ring, start_worker, wait_unt
 
 @on_sqlite
 def test_hand_ins_during_an_outage_are_graded_after_it(
-    real_time, look, ring, broker, start_worker, start_beat, wait_until
+    real_time, look, ring, broker, start_worker, start_beat, wait_until, tmp_path
 ):
     start_beat()
     start_worker()
@@ -163,6 +163,18 @@ def test_hand_ins_during_an_outage_are_graded_after_it(
     broker.start()
     wait_until(lambda: {look(i).state for i in ids} == {State.DONE}, 40, "grades after the outage")
     assert [look(i).attempt for i in ids] == [1, 1, 1]
+    # what a worker says of the outage is about the outage
+    assert "DeprecationWarning" not in (tmp_path / "1.log").read_text()
+
+
+@on_sqlite
+def test_without_a_broker_the_sweep_says_so_in_a_line_each_time(broker, messages, start_beat, wait_until, tmp_path):
+    start_beat()
+    wait_until(lambda: messages.llen("sweep") > 0, 30, "a first bell")
+    broker.stop()
+    log = tmp_path / "0.log"
+    wait_until(lambda: log.read_text().count("no bell for the sweep, trying again: ") >= 2, 30, "two lines")
+    assert all("no bell for the sweep" in line for line in log.read_text().splitlines())
 
 
 @on_sqlite
