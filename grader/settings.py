@@ -20,6 +20,7 @@ from grader.errors import UserError
 
 PREFIX = "TILEGRADE_"
 _ROOT = Path(__file__).resolve().parent.parent
+MIN_KEY_CHARACTERS = 32
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 108 with the closing NUL, and Valkey adds a suffix
 
@@ -76,9 +77,9 @@ class Settings:
             data_dir=data_dir,
             assignments_dir=env.path("ASSIGNMENTS", _ROOT / "assignments"),
             database_url=_database_url(env.text("DATABASE_URL", f"sqlite:///{data_dir / 'tilegrade.db'}")),
-            broker_url=broker_url or _embedded_broker_url(data_dir),
+            broker_url=_broker_url(broker_url) if broker_url else _embedded_broker_url(data_dir),
             embedded_broker=not broker_url,
-            secret_key=env.text("SECRET_KEY", ""),
+            secret_key=_secret_key(env.text("SECRET_KEY", "")),
             host=env.text("HOST", cls.host),
             port=env.integer("PORT", cls.port, least=1, most=65535),
             # more gain nothing beside a database and workers on the same few processors
@@ -136,7 +137,7 @@ class Settings:
                 path.hardlink_to(aside)
             Path(aside).unlink()
         found = path.read_text(encoding="ascii").strip()
-        if len(found) < 32:
+        if len(found) < MIN_KEY_CHARACTERS:
             raise UserError(f"{path} holds no key; delete it and start again (everybody logs in anew).")
         return found
 
@@ -221,6 +222,24 @@ def _database_url(url: str) -> str:
             f"{PREFIX}DATABASE_URL starts with {scheme!r}; it must be sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME."
         )
     return url
+
+
+def _broker_url(url: str) -> str:
+    if not url.startswith(("redis://", "rediss://", "redis+socket://")):
+        scheme = url.partition(":")[0]
+        raise UserError(
+            f"{PREFIX}BROKER_URL starts with {scheme!r}; it must be redis://HOST:PORT/0 or redis+socket:///PATH."
+        )
+    return url
+
+
+def _secret_key(key: str) -> str:
+    if key and len(key) < MIN_KEY_CHARACTERS:
+        raise UserError(
+            f"{PREFIX}SECRET_KEY has {len(key)} characters and needs {MIN_KEY_CHARACTERS}: who guesses it is whoever "
+            f'they like. python3 -c "import secrets; print(secrets.token_hex(32))" makes one.'
+        )
+    return key
 
 
 def _embedded_broker_url(data_dir: Path) -> str:

@@ -52,6 +52,9 @@ def test_the_driver_is_ours_to_name(given, url):
         ("SECURE_COOKIES", "maybe", "write 1 or 0"),
         ("DEVICE", "tpu", "it may be cpu or cuda"),
         ("DATABASE_URL", "mysql://x", "starts with 'mysql'; it must be sqlite:///PATH or postgresql://"),
+        ("BROKER_URL", "amqp://x", "starts with 'amqp'; it must be redis://HOST:PORT/0 or redis+socket:///PATH."),
+        ("BROKER_URL", "redis:/x", "starts with 'redis'; it must be redis://HOST:PORT/0"),
+        ("SECRET_KEY", "x" * 31, "has 31 characters and needs 32"),
         ("HEARTBEAT_S", "20", "must outlast two heartbeats"),
         ("DATA", "/tmp/" + "x" * 100, "too long a name"),
     ],
@@ -64,7 +67,7 @@ def test_a_wrong_value_is_named_with_what_it_may_be(name, value, message):
 def test_secrets_are_not_printed():
     settings = Settings.from_env(
         {
-            "TILEGRADE_SECRET_KEY": "hush-key",
+            "TILEGRADE_SECRET_KEY": "hush-key" * 4,
             "TILEGRADE_DATABASE_URL": "postgresql://u:hush-db@h/d",
             "TILEGRADE_BROKER_URL": "redis://:hush-broker@h",
         }
