@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ from grader.measurement import Ceilings, Examination
 from workers.ahead import ahead_pool
 from workers.devices.cpu import interpreter_pool
 from workers.examination import Sandboxes
-from workers.gpu_examination import Ahead, GpuRecord, Rivals, examine_on_gpu
+from workers.gpu_examination import SWITCH_S, Ahead, GpuRecord, Rivals, examine_on_gpu
 
 if TYPE_CHECKING:
     from workers.devices.cuda import Gpu
@@ -74,6 +75,7 @@ def opened(
     """A bench with so many candidates of each kind ready; no interpreter leaves the audit out."""
     from workers.devices.cuda import Gpu, baselines_pool, cuda_pool
 
+    sys.setswitchinterval(SWITCH_S)  # as a worker does: of several lanes one reads the clock
     with contextlib.ExitStack() as stack:
         compiling = stack.enter_context(ahead_pool(limits, size=compilers, isolation=isolation))
         warm = stack.enter_context(cuda_pool(limits, size=candidates, isolation=isolation))

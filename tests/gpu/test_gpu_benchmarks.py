@@ -185,6 +185,17 @@ def test_a_section_that_goes_well_leaves_a_row_for_each_examination(play, tmp_pa
     assert gpu_examination.HEADLINE_S == 2.5
 
 
+@pytest.mark.parametrize("section", ["corpus", "replay"])
+def test_who_reads_the_clock_waits_for_other_lanes_no_longer_than_in_a_worker(play, tmp_path, section):
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.005)
+        run(tmp_path, section, **ASKED[section][0])
+        assert sys.getswitchinterval() == pytest.approx(gpu_examination.SWITCH_S)
+    finally:
+        sys.setswitchinterval(before)
+
+
 @pytest.mark.parametrize("section", ASKED)
 def test_nothing_begins_after_its_time_and_what_did_not_is_told(play, tmp_path, section):
     changed, n_examined, _ = ASKED[section]
