@@ -1,6 +1,8 @@
 """Baselines that outlive gradings: what becomes of those that fail, and of their times. On a GPU made of CPU memory."""
 
+import contextlib
 import dataclasses
+import functools
 import mmap
 import sys
 import types
@@ -234,6 +236,37 @@ def test_a_record_outlives_the_process_it_was_made_with(host):
     host.rivals.end(naive)
     host.ms["naive"] = 60.0  # while the new one is started, the GPU is slow
     assert host.of()[0].records_ms == pytest.approx({SIZE.key: 30.0}, rel=0.02)
+
+
+def test_all_that_a_file_is_held_against_is_known_before_its_code_runs(host, monkeypatch):
+    """As a grading begins; what does not change is learnt in a worker's first one alone."""
+    for name in ("Stopwatch", "learn_show_cost"):
+        timed = functools.partial(getattr(gpu_examination, name), clock=host.track.clock)
+        monkeypatch.setattr(gpu_examination, name, timed)
+    speed = dataclasses.replace(ASSIGNMENT.speed, sizes=(SIZE.axes,), dtype="float32", options=dict(SIZE.options))
+    assignment = dataclasses.replace(ASSIGNMENT, speed=speed)
+    examiner = types.SimpleNamespace(operation=OPERATION, stage=lambda name: contextlib.nullcontext())
+    n_held, shows = [], []
+
+    @contextlib.contextmanager
+    def hold():
+        n_held.append(1)
+        yield
+
+    for _ in range(2):
+        course = gpu_examination._Course(
+            assignment, examiner, host.gpu, host.rivals, gpu_examination.GpuRecord(), 3, None, hold
+        )
+        stopwatch, others = course._prepare_rivals()
+        shows.append(host.rivals.show_cost)
+        assert [(rival.name, rival.has_record(SIZE)) for rival in others] == [("naive", True), ("reference", True)]
+        assert all(rival.interview.sandbox.frozen for rival in others)
+        student = host.track.rival("student", ms=6.0)
+        race = stopwatch.race(SIZE, student, others, budget_s=100.0, headline=True)
+        assert stopwatch.timing(SIZE, race).ratio == pytest.approx(5.0, rel=0.02)
+    assert len(n_held) == 3  # to learn what showing takes, and for each baseline's record
+    assert shows[0] is shows[1]
+    assert len(host.started) == 2
 
 
 # -- what they are started with ----------------------------------------------------------------------------------------
