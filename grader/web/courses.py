@@ -76,6 +76,8 @@ def _page(course_slug: str, *, error: str = "", given: dict[str, str] | None = N
             broken={slug for slug, one in loaded.items() if one is None},
             members=lists.members(db, course_id=found.id, page=request.args.get("page", 1, int), extended=extended),
             extended=extended,
+            turnout=lists.turnout(db, course_id=found.id),
+            n_held=lists.held_in(db, [found.id]).get(found.id, 0),
             now=utc_now(),
             error=error,
             given=given or {},

@@ -17,6 +17,7 @@ from grader.course import Catalog, courses_of, window_until
 from grader.deadlines import Window
 from grader.errors import AssignmentError
 from grader.models import Course, CourseAssignment, Enrollment, Extension, Result, Role, State, Submission, User
+from grader.verdicts import Verdict
 from grader.web.security import Viewer
 
 PER_PAGE = 25
@@ -56,6 +57,7 @@ class AssignmentTile:
 class CourseTiles:
     course: Course
     teaches: bool
+    n_held: int  # grades that wait for a decision; 0 for who does not teach it
     tiles: tuple[AssignmentTile, ...]
 
 
@@ -67,7 +69,7 @@ class Home:
 
 
 def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> Home:
-    """Every course of `viewer` with its assignments, what is due, and the latest reports. Six statements at most."""
+    """Every course of `viewer` with its assignments, what is due, and the latest reports. Seven statements at most."""
     user = db.get_one(User, viewer.id)
     courses = courses_of(db, user)
     entries = db.scalars(
@@ -97,6 +99,7 @@ def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> Hom
             .group_by(Submission.course_assignment_id)
         )
         counts = {row.course_assignment_id: row.n for row in db.execute(counted)}
+    held = held_in(db, [course.id for course in courses if viewer.teaches_in(course.id)])
 
     def tile(entry: CourseAssignment, teaches: bool) -> AssignmentTile:
         own = [row for row in mine if row.course_assignment_id == entry.id]
@@ -124,6 +127,7 @@ def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> Hom
         CourseTiles(
             course=course,
             teaches=viewer.teaches_in(course.id),
+            n_held=held.get(course.id, 0),
             tiles=tuple(tile(entry, viewer.teaches_in(course.id)) for entry in entries if entry.course_id == course.id),
         )
         for course in courses
@@ -174,6 +178,41 @@ def _due(courses: Sequence[CourseTiles]) -> tuple[tuple[Course, AssignmentTile],
         if not tile.closed and tile.window.deadline and not (tile.best and tile.best.verdict == "full")
     ]
     return tuple(sorted(open_ones, key=lambda one: (one[1].window.closes_at, one[1].entry.id))[:HOME_DUE])
+
+
+def held_in(db: Session, course_ids: Sequence[int]) -> dict[int, int]:
+    """How many grades of each course wait for a decision; courses without one are left out. One statement at most."""
+    if not course_ids:
+        return {}
+    found = (
+        select(CourseAssignment.course_id, func.count(Result.submission_id).label("n"))
+        .join(Submission, Submission.course_assignment_id == CourseAssignment.id)
+        .join(Result, Result.submission_id == Submission.id)
+        .where(Result.verdict == Verdict.HELD, CourseAssignment.course_id.in_(course_ids))
+        .group_by(CourseAssignment.course_id)
+    )
+    return {row.course_id: row.n for row in db.execute(found)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turnout:
+    """How many students of a course there are, and how many handed in, by assignment."""
+
+    n_students: int
+    handed_in: dict[int, int]
+
+
+def turnout(db: Session, *, course_id: int) -> Turnout:
+    """Two statements."""
+    students = select(Enrollment.user_id).where(Enrollment.course_id == course_id, Enrollment.role == Role.STUDENT)
+    entries = select(CourseAssignment.id).where(CourseAssignment.course_id == course_id)
+    found = (
+        select(Submission.course_assignment_id, func.count(Submission.user_id.distinct()).label("n"))
+        .where(Submission.course_assignment_id.in_(entries), Submission.user_id.in_(students))
+        .group_by(Submission.course_assignment_id)
+    )
+    n_students = db.scalar(select(func.count()).select_from(students.subquery())) or 0
+    return Turnout(n_students=n_students, handed_in={row.course_assignment_id: row.n for row in db.execute(found)})
 
 
 def own_submissions(db: Session, *, entry_id: int, user_id: int) -> list[Submission]:

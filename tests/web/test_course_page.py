@@ -56,6 +56,13 @@ def test_it_shows_what_is_set_and_who_is_there(campus: Campus, grace: FlaskClien
     assert re.findall(r'<tr class="link">\s*<th scope="row"><a [^>]*>(\w+)</a>', html) == ["grace", "ada"]
 
 
+def test_it_says_how_many_students_handed_in(campus: Campus, grace: FlaskClient) -> None:
+    campus.person("ben")
+    for name in ("grace", "ada", "ada"):
+        campus.hand_in(name)
+    assert re.findall(r">(\d+ of \d+ students?)</td>", grace.get(PAGE).text) == ["1 of 2 students"]
+
+
 def test_an_extension_is_granted_and_changed_and_taken_back(campus: Campus, grace: FlaskClient) -> None:
     answer = grant(grace)
     assert (answer.status_code, answer.headers["Location"]) == (303, PAGE)

@@ -427,11 +427,17 @@ def test_a_held_grade_is_published_by_an_instructor(campus: Campus, token_of: Ca
     ada, grace = campus.client("ada"), campus.client("grace", Role.INSTRUCTOR)
     assert "Nobody is here yet" in ada.get(board).text
     assert "This grade is held" in grace.get(path).text
+    notice = f'<a href="/c/{COURSE}/submissions?what=held">1 grade</a> is held until you decide'
+    for page in ("/", f"/c/{COURSE}"):
+        assert notice in grace.get(page).text
+    assert "until you decide" not in ada.get("/").text
     said = {"csrf_token": token_of(grace), "reason": "I read it, and it is <b>fine</b>."}
     assert grace.post(f"{path}/release", data=said).status_code == 303
     assert "Full marks" in ada.get(path).text
     assert "Full marks" in ada.get(board).text
     assert "it is &lt;b&gt;fine&lt;/b&gt;." in grace.get(path).text
+    for page in ("/", f"/c/{COURSE}"):
+        assert "until you decide" not in grace.get(page).text
 
 
 def test_a_held_grade_that_does_not_count_tells_the_student_why(
