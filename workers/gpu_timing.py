@@ -51,6 +51,7 @@ BASELINES_SHARE = 3  # a baseline's outputs may take that part of the room for t
 SEGMENTS_A_FRAME = 200
 COMPARED_BYTES = 1 << 28  # of inputs, at once
 COPIES = 9  # of each of two sizes, to learn what showing inputs takes
+WARM_COPIES = 20  # before them, of all of the arena: a quarter of a second in which an idle GPU's clocks rise
 LEAST_SHOWN_BYTES = 64 << 20  # the smaller of the sizes: more than an L2 cache holds, little beside the arena
 SCRUBBED = 0xFF  # what lies in the arena when a file comes
 MOST_RESIZES = 3  # races begun anew with more calls in a window, because the student's took less than in the pilot
@@ -187,8 +188,8 @@ def learn_show_cost(gpu: Shown, clock: Callable[[], float] = time.perf_counter) 
 
     most = len(gpu.arena)
     least = min(LEAST_SHOWN_BYTES, most // 2)
-    for n_bytes in (least, most):
-        copied_ms(n_bytes)  # the first time, memory is mapped and code is loaded
+    for n_bytes in (least, *[most] * WARM_COPIES):
+        copied_ms(n_bytes)  # the first time, memory is mapped and code is loaded too
     pairs = [(copied_ms(least), copied_ms(most)) for _ in range(COPIES)]
     least_ms, most_ms = (median(times_ms) for times_ms in zip(*pairs, strict=True))
     gpu.arena.fill_(SCRUBBED)

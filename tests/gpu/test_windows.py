@@ -425,6 +425,14 @@ def test_what_showing_takes_is_known_to_a_hundredth_of_a_window_that_lasts_as_lo
     assert cost.none_ms >= 0.0
 
 
+def test_a_gpu_that_lay_idle_is_learnt_at_the_clocks_of_one_that_works(track, monkeypatch):
+    """An H200 at rest runs at a sixth of them; what is learnt then would be subtracted from everybody's windows."""
+    copies = Copies(track, monkeypatch, none_ms=0.02, all_ms=14.0)
+    copies.jitter = itertools.chain([3.0] * 12, itertools.repeat(1.0))
+    cost = learn_show_cost(track.gpu, track.clock)
+    assert cost.ms(len(track.gpu.arena)) == pytest.approx(14.02 + track.gpu.settle_ms, rel=1e-6)
+
+
 def test_a_call_alone_is_shown_its_own_inputs_and_no_others(track, monkeypatch):
     """Those of a whole window take a hundred times as long as a short call: an error of 3 % would be the file's."""
     own = input_bytes(TIMED, SIZE, 1)
