@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from grader.errors import UserError
+from grader.settings import make_private_dir
 
 SQLITE_BUSY_TIMEOUT_MS = 10_000
 POOL_SIZE = 16
@@ -71,7 +73,11 @@ class Database:
 
 
 def create_database_engine(url: str) -> Engine:
-    """An engine with the pragmas that make SQLite behave like a server, or a PostgreSQL one that notices dead links."""
+    """An engine with the pragmas that make SQLite behave like a server, or a PostgreSQL one that notices dead links.
+
+    Raises:
+        UserError: SQLite's folder cannot be made or written to.
+    """
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
         # as many as a web server has threads: opening one takes longer than most pages
@@ -80,7 +86,10 @@ def create_database_engine(url: str) -> Engine:
         event.listen(engine, "checkout", functools.partial(_ping_after_a_rest, engine))
         return engine
     if parsed.database:
-        Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = Path(parsed.database).absolute().parent
+        make_private_dir(folder)
+        if not os.access(folder, os.W_OK):  # SQLite alone would say that it cannot open a file
+            raise UserError(f"The folder {folder} cannot be written to, and the database lies in it.")
     engine = create_engine(parsed, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000})
     event.listen(engine, "connect", _set_pragmas)
     event.listen(engine, "begin", _begin)

@@ -142,8 +142,22 @@ class Settings:
         return found
 
     def make_data_dir(self) -> None:
-        """Create the data folder, readable by its owner alone: students' files and password hashes lie in it."""
-        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Create the data folder, readable by its owner alone: students' files and password hashes lie in it.
+
+        Raises:
+            UserError: it cannot be made.
+        """
+        make_private_dir(self.data_dir)
+
+
+def make_private_dir(folder: Path) -> None:
+    """Create a folder that only its owner reads. Raises UserError where it cannot be made."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise UserError(
+            f"The folder {folder} cannot be made ({exc.strerror}). {PREFIX}DATA names another one for what is kept."
+        ) from None
 
 
 def check_flags(settings: Settings) -> list[str]:

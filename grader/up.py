@@ -211,10 +211,14 @@ def only_one(settings: Settings) -> Iterator[None]:
     """Hold the data folder for this process.
 
     Raises:
-        UserError: another one runs from this folder, or the port is taken.
+        UserError: another one runs from this folder, it cannot be written to, or the port is taken.
     """
     settings.make_data_dir()
-    with (settings.data_dir / "up.lock").open("w") as file:
+    try:
+        file = (settings.data_dir / "up.lock").open("w")
+    except OSError as exc:
+        raise UserError(f"The folder {settings.data_dir} cannot be written to ({exc.strerror}).") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

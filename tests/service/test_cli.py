@@ -540,6 +540,32 @@ def test_a_database_that_does_not_answer_is_one_sentence(environ):
     assert "secret" not in done.stderr
 
 
+@pytest.fixture
+def read_only_folder(tmp_path):
+    """A folder in which nothing can be made, not even by root."""
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro,size=64k", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:  # no root, so the mode is enough
+        folder.chmod(0o500)
+    yield folder
+    if not mounted.returncode:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("command", [("course", "list"), ("db", "upgrade"), ("web",), ("up",)], ids="-".join)
+@pytest.mark.parametrize("within", ["", "data"])
+def test_a_folder_that_cannot_be_written_to_is_named(environ, read_only_folder, command, within):
+    data = read_only_folder / within
+    env = environ | {"TILEGRADE_DATA": str(data), "TILEGRADE_DATABASE_URL": f"sqlite:///{data}/tilegrade.db"}
+    done = in_process_of_its_own(*command, environ=env)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tilegrade: The folder {data} cannot be {'made' if within else 'written to'}")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
     environ = {"PATH": os.environ["PATH"], "TILEGRADE_DATA": str(tmp_path), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
