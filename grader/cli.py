@@ -374,6 +374,15 @@ def check() -> None:
     sys.exit(1 if difference else 0)
 
 
+@database_group.command("backup")
+@click.argument("file", type=click.Path(path_type=Path))
+def back_up(file: Path) -> None:
+    """Write a SQLite database into a new FILE, while the service runs. With PostgreSQL, pg_dump does."""
+    with _database(_settings()) as database:
+        db.back_up(database, file)
+    click.echo(f"{file} holds everything that the database held just now. Put it where this machine's disk is not.")
+
+
 @database_group.command()
 @click.argument("message")
 def revision(message: str) -> None:

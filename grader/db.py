@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,6 +124,30 @@ def upgrade(database: Database) -> None:
     _demand_known(_edition(database))
     with _migrating(database) as config:
         alembic.command.upgrade(config, "head")
+
+
+def back_up(database: Database, to: Path) -> None:
+    """Write all of a SQLite database as it is at one moment into a new file, while the service runs.
+
+    A copy of the file alone would lack what is still in its log, or be of two moments.
+
+    Raises:
+        UserError: the file is there already or cannot be made, or the database is no SQLite file.
+    """
+    if database.engine.dialect.name != "sqlite":
+        raise UserError("`pg_dump` backs a PostgreSQL database up, also while the service runs; see docs/operating.md.")
+    try:
+        # made first: it is its owner's alone from the beginning
+        os.close(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as exc:
+        raise UserError(f"Cannot make {to} ({exc.strerror}).") from None
+    try:
+        with database.engine.connect() as connection, contextlib.closing(sqlite3.connect(to)) as copy:
+            source: Any = connection.connection.driver_connection
+            source.backup(copy)
+    except BaseException:
+        to.unlink()  # half a backup is none
+        raise
 
 
 def write_migration(database: Database, message: str) -> None:

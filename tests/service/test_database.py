@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import stat
+import threading
 import time
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -40,6 +43,57 @@ def test_a_database_without_tables_is_not_current(tmp_path):
     empty = Database(f"sqlite:///{tmp_path / 'empty.db'}")
     assert not db.is_current(empty)
     empty.close()
+
+
+def test_a_backup_while_others_write_is_of_one_moment_and_complete(sqlite_database, tmp_path):
+    """Rows are written in pairs: a copy that holds one of a pair is of two moments."""
+    done, stop = threading.Event(), threading.Event()
+
+    def write():
+        for number in itertools.count():
+            with sqlite_database.write() as session:
+                session.add_all(
+                    User(name=f"{number}{one}", password_hash="-" * 200, created_at=NOW) for one in ("a", "b")
+                )
+            if number == 20:
+                done.set()  # in the log by now, and not in the file
+            if stop.is_set():
+                return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert done.wait(60)
+        db.back_up(sqlite_database, tmp_path / "copy.db")
+    finally:
+        stop.set()
+        writer.join()
+    assert stat.S_IMODE((tmp_path / "copy.db").stat().st_mode) == 0o600
+    copy = Database(f"sqlite:///{tmp_path / 'copy.db'}")
+    assert db.difference_from_models(copy) == ""
+    with copy.read() as session:
+        assert session.scalar(sa.text("PRAGMA integrity_check")) == "ok"
+        names = set(session.scalars(sa.select(User.name)))
+    copy.close()
+    assert {f"{number}{one}" for number in range(21) for one in ("a", "b")} <= names
+    assert len(names) % 2 == 0
+
+
+def test_a_backup_replaces_nothing(sqlite_database, tmp_path):
+    file = tmp_path / "copy.db"
+    file.write_text("the backup of last week")
+    with pytest.raises(UserError, match=r"Cannot make .*copy\.db \(File exists\)"):
+        db.back_up(sqlite_database, file)
+    assert file.read_text() == "the backup of last week"
+
+
+@pytest.mark.postgres
+def test_a_backup_of_postgresql_is_pg_dumps(new_postgres_url, tmp_path):
+    found = Database(new_postgres_url())
+    with pytest.raises(UserError, match="pg_dump"):
+        db.back_up(found, tmp_path / "copy")
+    found.close()
+    assert not (tmp_path / "copy").exists()
 
 
 @pytest.fixture
