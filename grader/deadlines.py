@@ -84,7 +84,7 @@ class Window:
         found = self.at(moment)
         if not found.days_late:
             return ""
-        price = f"it counts {found.share:.0%} of its points" if found.share < 1 else "at no cost"
+        price = f"it counts {points_text(100 * found.share)} % of its points" if found.share < 1 else "at no cost"
         return f"{count(found.days_late, 'day')} late: {price}."
 
     def late_rule(self) -> str:

@@ -14,7 +14,7 @@ from grader import boards
 from grader import submissions as submission_rows
 from grader.assignment import Assignment
 from grader.course import Catalog, courses_of, window_until
-from grader.deadlines import Window
+from grader.deadlines import Phase, Window
 from grader.errors import AssignmentError
 from grader.models import Course, CourseAssignment, Enrollment, Extension, Result, Role, State, Submission, User
 from grader.verdicts import Verdict
@@ -43,6 +43,7 @@ class AssignmentTile:
     trouble: str  # for instructors: why it is closed or does not load
     window: Window
     closed: str  # a sentence when nothing can be handed in now, else empty
+    opens_at: datetime | None  # when that is all that keeps hand-ins out
     best: Result | None  # of this person, the one that counts
     counted: float  # points of the best, after late days
     on_its_way: bool
@@ -117,6 +118,7 @@ def home(db: Session, viewer: Viewer, catalog: Catalog, *, now: datetime) -> Hom
             trouble=trouble or entry.closed_reason or "",
             window=window,
             closed=closed or window.why_closed(now) or "",
+            opens_at=window.opens_at if not closed and window.at(now).phase is Phase.BEFORE else None,
             best=best.result if best else None,
             counted=window.at(best.submitted_at).counted(best.result.points) if best and best.result else 0.0,
             on_its_way=any(row.state in (State.QUEUED, State.RUNNING) for row in own),

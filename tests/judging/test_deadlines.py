@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -51,7 +52,9 @@ def test_form_banner_and_penalty_agree_at_every_moment(seconds, late_days, perce
     assert 0 <= standing.counted(50.0) <= 50
     if standing.share < 1:
         assert standing.days_late > 0
-        assert f"counts {standing.share:.0%} of its points" in window.late_note(moment)
+        said = re.search(r"it counts ([0-9.]+) % of its points", window.late_note(moment))
+        assert said is not None
+        assert float(said[1]) == pytest.approx(100 * standing.share, abs=0.0051)
     assert window.closes_at is not None
     assert (moment > window.closes_at) == (standing.phase is Phase.CLOSED)
 
@@ -91,4 +94,6 @@ def test_late_days_begin_after_ones_own_extension():
 def test_what_the_course_allows_is_said_in_one_clause():
     assert LATE.late_rule() == "2 late days: each begun day takes 10 % off the points."
     assert Window(deadline=DUE, late_days=1).late_rule() == "1 late day: at no cost."
-    assert LATE.late_note(DUE + SECOND) == "1 day late: it counts 90% of its points."
+    assert LATE.late_note(DUE + SECOND) == "1 day late: it counts 90 % of its points."
+    eighth = Window(deadline=DUE, late_days=2, late_percent=12.5)
+    assert eighth.late_note(DUE + SECOND) == "1 day late: it counts 87.5 % of its points."

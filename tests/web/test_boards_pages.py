@@ -212,7 +212,7 @@ def test_late_days_are_taken_off_on_the_board_on_the_page_and_in_the_history(cam
         )
     client = campus.client("ada")
     page = client.get(f"/c/{COURSE}/{SLUG}").text
-    assert "1 day late: it counts 90% of its points." in page
+    assert "1 day late: it counts 90 % of its points." in page
     assert 'type="file"' in page
     submission_id = campus.graded("ada", stored("ok-block-pointers"))
     with campus.database.read() as db:
@@ -220,7 +220,7 @@ def test_late_days_are_taken_off_on_the_board_on_the_page_and_in_the_history(cam
     assert points == 70
     assert ">63<" in client.get(BOARD).text
     assert "1 day late" in client.get(BOARD).text
-    assert "1 day late: it counts 90% of its points." in client.get(f"/c/{COURSE}/{SLUG}").text
+    assert "1 day late: it counts 90 % of its points." in client.get(f"/c/{COURSE}/{SLUG}").text
     assert ">63<" in client.get("/").text
 
 

@@ -45,6 +45,23 @@ def test_the_home_page_says_what_is_due_and_where_one_stands(campus: Campus) -> 
     assert "All submissions" not in home
 
 
+def test_the_home_page_tells_what_opens_later_from_what_is_closed(campus: Campus) -> None:
+    client = campus.client("ada")
+    with campus.database.write() as db:
+        found = course.find_course(db, COURSE)
+        assert found is not None
+        opens_at = campus.now + timedelta(days=4)
+        entry = course.set_assignment(db, course_id=found.id, slug=SLUG, opens_at=opens_at, now=campus.now)
+    html = client.get("/").text
+    assert f'Opens <time datetime="{opens_at:%Y-%m-%dT%H:%M:%SZ}"' in html
+    assert ">Closed<" not in html
+    with campus.database.write() as db:
+        course.close_assignment(db, entry=db.merge(entry), reason="broken", actor_id=None, now=campus.now)
+    html = client.get("/").text
+    assert "Opens <time" not in html
+    assert ">Closed<" in html
+
+
 def test_the_home_page_lists_what_is_due_and_the_last_reports(campus: Campus) -> None:
     ada = campus.person("ada")
     with campus.database.write() as db:
