@@ -464,12 +464,20 @@ def test_nothing_is_written_to_a_database_of_another_edition(tilegrade, environ,
 
 
 def test_the_doctor_names_what_is_missing(tilegrade, environ, tmp_path):
+    (tmp_path / "new.db").touch()
     environ["TILEGRADE_DATABASE_URL"] = f"sqlite:///{tmp_path / 'new.db'}"
     environ["TILEGRADE_PROT"] = "8000"
     said = tilegrade("doctor", status=1)
     assert "FAIL database: sqlite: The database is not up to date. Run `tilegrade db upgrade` first." in said
     assert "FAIL settings: nothing reads TILEGRADE_PROT" in said
     assert "ok   python: 3." in said
+
+
+def test_the_doctor_misses_no_database_where_none_was_made_and_makes_none(environ, tmp_path):
+    environ["TILEGRADE_DATABASE_URL"] = f"sqlite:///{tmp_path / 'new.db'}"
+    said = CliRunner().invoke(cli, ["doctor"], env=environ).output
+    assert "ok   database: sqlite: none yet; `tilegrade up` makes it" in said
+    assert not (tmp_path / "new.db").exists()
 
 
 def test_errors_end_with_one_sentence_and_status_2(environ):
