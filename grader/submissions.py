@@ -56,6 +56,9 @@ GRADINGS_OF_LATE = 25  # that an estimate of the next one's time is made from
 
 _ON_THEIR_WAY = (State.QUEUED, State.RUNNING)
 _HAS_GRADE = select(Result.submission_id).where(Result.submission_id == Submission.id).correlate(Submission).exists()
+_DEVICE_NOW = (
+    select(CourseAssignment.device).where(CourseAssignment.id == Submission.course_assignment_id).scalar_subquery()
+)
 # with an outer join of Result: what staff have measured again is no burden of the student's
 _NOT_GRADED_YET = and_(Submission.state.in_(_ON_THEIR_WAY), Result.submission_id.is_(None))
 MAX_STAGES_TEXT = 240
@@ -205,7 +208,7 @@ def allowance(
     on_their_way = session.scalar(mine.where(_NOT_GRADED_YET)) or 0
     if not refusal and on_their_way >= settings.max_waiting_per_student:
         refusal = (
-            f"{on_their_way} of your submissions are not graded yet. Wait for one to finish, or cancel one, "
+            f"{on_their_way} of your submissions are not graded yet. Wait for one to finish, or withdraw one, "
             f"before you hand in another."
         )
     if not refusal:
@@ -359,9 +362,16 @@ def hand_back(session: Session, job: Job) -> bool:
 def sweep(session: Session, *, now: datetime, max_lost_attempts: int = 3) -> list[str]:
     """Take back what lapsed. Returns the kinds of device that something waits for: ring for each.
 
-    Workers that have not been seen for a day are forgotten: in containers every start has another name.
+    What waits follows its assignment to the device that it is set to be graded on by now. Workers that have not been
+    seen for a day are forgotten: in containers every start has another name.
     """
     _take_back_lapsed(session, now=now, max_lost_attempts=max_lost_attempts)
+    session.execute(
+        update(Submission)
+        .where(Submission.state == State.QUEUED, Submission.device != _DEVICE_NOW)
+        .values(device=_DEVICE_NOW)
+        .execution_options(synchronize_session=False)
+    )
     session.execute(delete(Worker).where(Worker.seen_at < now - FORGET_WORKER_AFTER))
     return sorted(session.scalars(select(Submission.device).where(Submission.state == State.QUEUED).distinct()))
 
@@ -398,7 +408,9 @@ def cancel(
 
 
 def run_again(session: Session, submission_id: int, *, actor_id: int | None, now: datetime) -> str | None:
-    """Queue a finished submission for new measurements; the grade that it has counts until they are there.
+    """Queue a finished submission for new measurements, on the device that its assignment is graded on by now.
+
+    The grade that it has counts until they are there.
 
     Returns:
         The kind of device that it waits for: ring for it. None when it is on its way already, or does not exist.
@@ -406,7 +418,14 @@ def run_again(session: Session, submission_id: int, *, actor_id: int | None, now
     again = (
         update(Submission)
         .where(Submission.id == submission_id, Submission.state.not_in(_ON_THEIR_WAY))
-        .values(state=State.QUEUED, queued_at=now, lost_attempts=0, finished_at=None, fault_note=None)
+        .values(
+            state=State.QUEUED,
+            device=_DEVICE_NOW,
+            queued_at=now,
+            lost_attempts=0,
+            finished_at=None,
+            fault_note=None,
+        )
         .returning(Submission.device)
     )
     device = session.scalar(again.execution_options(synchronize_session="fetch"))

@@ -188,6 +188,7 @@ def _equip_templates(app: Flask) -> None:
         },
         version=__version__,
         state_of=words.state_of,
+        ungraded_of=words.ungraded_of,
         act_of=words.act_of,
         stages_now=words.under_way,
         verdict_of=words.verdict_of,

@@ -153,8 +153,9 @@ def cancel(submission_id: int) -> AnyResponse:
     with house().database.write() as db:
         row = _visible_or_404(db, submission_id, viewer(), whole=False)
         teaches = viewer().teaches_in(row.course_assignment.course_id)
+        before = row.state
         state = submissions.cancel(db, submission_id, for_staff=teaches, actor_id=viewer().id, now=utc_now())
-    if state is State.CANCELLED:
+    if State.CANCELLED in (state, before):  # before: a second click
         flash("Withdrawn. It does not count.", "good")
     elif state is State.DONE:
         flash("It is not measured again. Its grade stands.", "good")

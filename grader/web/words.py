@@ -71,7 +71,7 @@ _STATES = {
         "Not graded yet",
         "Something of ours failed, and we are on it. It costs you neither points nor an attempt.",
     ),
-    State.CANCELLED: Word("mute", "Cancelled", "This submission was withdrawn before it was graded."),
+    State.CANCELLED: Word("mute", "Withdrawn", "This submission was withdrawn before it was graded."),
 }
 
 
@@ -103,6 +103,11 @@ def state_of(submission: Submission, result: Result | None) -> Word:
     if result is not None:
         return verdict_of(result.verdict)
     return _STATES.get(submission.state, Word("busy", "Grading"))
+
+
+def ungraded_of(state: str) -> Word:
+    """A state of what has no verdict yet."""
+    return _STATES[State(state)]
 
 
 @dataclass(frozen=True, slots=True)

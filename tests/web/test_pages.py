@@ -574,10 +574,13 @@ def test_a_grade_is_shown_while_its_file_is_measured_again_and_when_nothing_come
 def test_a_student_withdraws_what_waits(campus: Campus, token_of: Callable[[FlaskClient], str]) -> None:
     client = campus.client("ada")
     path = f"/submissions/{campus.hand_in('ada')}"
-    client.post(f"{path}/cancel", data={"csrf_token": token_of(client)})
-    assert "Withdrawn. It does not count." in client.get(path).text
-    client.post(f"{path}/cancel", data={"csrf_token": token_of(client)})
-    assert "Too late to withdraw it" in client.get(path).text
+    for _ in range(2):  # a second click changes nothing, and reads the same
+        client.post(f"{path}/cancel", data={"csrf_token": token_of(client)})
+        assert "Withdrawn. It does not count." in client.get(path).text
+    assert ">Withdrawn</span>" in client.get(PAGE).text
+    graded = f"/submissions/{campus.graded('ada', stored('ok-block-pointers'))}"
+    client.post(f"{graded}/cancel", data={"csrf_token": token_of(client)})
+    assert "Too late to withdraw it" in client.get(graded).text
 
 
 def test_the_leaderboard_shows_nicknames_and_to_staff_also_names(campus: Campus) -> None:
@@ -616,6 +619,8 @@ def test_the_staffs_list_is_paged_and_filtered(campus: Campus) -> None:
     assert client.get(f"/c/{COURSE}/submissions?page=999").text.count('class="link"') == 5
     assert client.get(f"/c/{COURSE}/submissions?page=-1").text.count('class="link"') == 25
     assert "10 submissions" in client.get(f"/c/{COURSE}/submissions?student=BE").text
+    states = re.findall(r'<option value="(?:queued|running|faulted|cancelled)">([^<]+)<', first)
+    assert states == ["Queued", "Grading", "Not graded yet", "Withdrawn"]  # as the rows call them
     assert "0 submissions" in client.get(f"/c/{COURSE}/submissions?student=%25").text
     assert "30 submissions" in client.get(f"/c/{COURSE}/submissions?what=queued&assignment={SLUG}").text
     assert "0 submissions" in client.get(f"/c/{COURSE}/submissions?what=full").text
