@@ -401,6 +401,7 @@ def test_what_is_measured_again_rings_for_its_own_device_alone(tilegrade, hand_i
         session.execute(update(Submission).where(Submission.id == busy).values(**values))
         values = {"state": State.FAULTED, "device": "cuda"}
         session.execute(update(Submission).where(Submission.id.in_([first, second])).values(**values))
+        session.execute(update(CourseAssignment).values(device="cuda"))
     valkey = redis.Redis.from_url(broker.url.replace("redis+socket", "unix"))
     waiting = valkey.llen("cpu")
     said = tilegrade("run-again", first, busy, 99, second, status=1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from grader import course, measurement, submissions
 from grader.errors import UserError
-from grader.models import AuditEvent, Result, State, Submission, WorkerStatus
+from grader.models import AuditEvent, CourseAssignment, Result, State, Submission, WorkerStatus
 from grader.submissions import Outlook, fair_order
 
 NOW = datetime(2027, 2, 1, 12, 0, tzinfo=UTC)
@@ -43,6 +43,45 @@ def test_a_claim_takes_what_the_examiner_needs(school):
     )
     row = find(school, job.submission_id)
     assert (row.state, row.worker, row.lease_until) == (State.RUNNING, "w7", NOW + LEASE)
+    assert school.claim() is None
+
+
+@pytest.fixture
+def moved_to(school):
+    """Sets the school's assignment to be graded on something else, as `course assign --device` does."""
+
+    def move(device):
+        with school.database.write() as session:
+            session.get_one(CourseAssignment, school.entry.id).device = device
+
+    return move
+
+
+def test_what_waits_follows_its_assignment_to_another_device(school, moved_to):
+    """Nobody grades on cuda:h200 here. What was handed in for it may not wait for ever once that was changed."""
+    school.entry.device = "cuda:h200"
+    moved_to("cuda:h200")
+    running, waiting = school.hand_in("ada").submission_id, school.hand_in("bob").submission_id
+    with school.database.write() as session:
+        job = submissions.claim_next(session, worker="g", device="cuda:h200", now=NOW, lease=LEASE)
+        assert job.submission_id == running
+    moved_to("cpu")
+    with school.database.write() as session:
+        assert submissions.sweep(session, now=NOW) == ["cpu"]
+        devices = {row.id: row.device for row in session.scalars(sa.select(Submission))}
+    assert devices == {waiting: "cpu", running: "cuda:h200"}  # what is being graded stays where it is
+    assert school.claim().submission_id == waiting
+    # its worker is gone with its GPU: it comes back to the queue, and follows too
+    with school.database.write() as session:
+        assert submissions.sweep(session, now=LAPSED) == ["cpu"]
+    assert school.claim(now=LAPSED).submission_id == running
+
+
+def test_what_is_measured_again_is_measured_where_its_assignment_is_graded_now(school, facts, moved_to):
+    submission_id = school.graded("ada", facts())
+    moved_to("cuda")
+    with school.database.write() as session:
+        assert submissions.run_again(session, submission_id, actor_id=None, now=NOW) == "cuda"
     assert school.claim() is None
 
 
