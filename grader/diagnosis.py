@@ -19,6 +19,7 @@ from grader.measurement import (
     Examination,
     Failure,
     FailureKind,
+    Finding,
     MistakeMatch,
     MistakeOnProbe,
     OutputRun,
@@ -39,7 +40,7 @@ from grader.verdicts import (
     Verdict,
     only_hidden,
 )
-from grader.wording import count, listed, one_line, plain
+from grader.wording import apart, count, listed, one_line, plain
 
 # A mistake explains a probe when its outputs are this near to the student's, in limits of that probe, ...
 NEAR_LIMITS = 8.0
@@ -57,6 +58,9 @@ OVERFLOWS = 1e30
 _NO_CUDA = re.compile(r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|CUDA.* not available", re.I)
 _SHARED_MEMORY = re.compile(r"out of resource.*shared memory|shared memory.*(hardware limit|required)", re.I | re.S)
 
+
+_UNDEFINED = re.compile(r"NameError|is not defined")
+_GRADIENTS = re.compile(r"returned an incorrect number of gradients")
 
 _SHARED_BYTES = re.compile(r"Required: (\d{1,12}), Hardware limit: (\d{1,12})")
 
@@ -158,7 +162,7 @@ _SAYINGS: dict[FailureKind, tuple[str, str]] = {
     ),
     FailureKind.RAISES: (
         "The call raised an exception",
-        "It came out of your file, at the line named here; the probes marked below are the inputs that led to it.",
+        "It came out of your file; the probes marked below are the inputs that led to it.",
     ),
     FailureKind.COMPILE_ERROR: (
         "Triton does not compile the kernel",
@@ -214,24 +218,38 @@ def _failed(facts: _Facts, failure: Failure) -> Diagnosis:
         evidence += _shared_memory(failure.message)
     if failure.kind is FailureKind.CRASHED:
         evidence += _device_fault(facts)
-    if failure.kind is FailureKind.RAISES and _NO_CUDA.search(failure.message):
-        hint = (
-            "The file asks for the cuda device, and this grading runs on a CPU: "
-            "take the device of the inputs, as in device=q.device."
-        )
-    if failure.kind is FailureKind.RAISES and failure.message.startswith("NotImplementedError"):
-        hint = "That line says that something is still to be written, as in the starter: write it, then hand in again."
     where = "" if failure.stage == "load" else f" in probe {failure.stage}"
-    message = f": {one_line(failure.message)}" if failure.message.strip() else ""
+    message = f": {one_line(failure.message).rstrip(': ')}" if failure.message.strip(": \n") else ""
     if only_hidden(facts.cases, failure):
         where, message = " in a hidden probe", ". Its message is shown to staff only"
     elif failure.line is not None:
         where += f" at line {failure.line}"
     sentence = f"{saying}{where}{message}"
     same = [case for case in facts.cases if case.failure is not None and case.failure.kind is failure.kind]
+    hint = _what_a_message_means(failure, [facts.asked(case) for case in same]) or hint
     if same:
         evidence.append(f"{facts.names(same)} ended this way; {len(facts.passing)} of {len(facts.cases)} probes pass.")
     return Diagnosis(label=label, sentence=_stop(sentence), hint=hint, evidence=tuple(evidence))
+
+
+def _what_a_message_means(failure: Failure, cases: Sequence[Case]) -> str:
+    """A hint that the message, or the `cases` that led to it, make better than that of their kind; else nothing."""
+    if failure.kind in (FailureKind.COMPILE_ERROR, FailureKind.RAISES) and _UNDEFINED.search(failure.message):
+        return "Nothing has that name where it is used: look for a misspelling, and for a value that is set elsewhere."
+    if failure.kind is not FailureKind.RAISES:
+        return ""
+    if _NO_CUDA.search(failure.message):
+        return (
+            "The file asks for the cuda device, and this grading runs on a CPU: "
+            "take the device of the inputs, as in device=q.device."
+        )
+    if _GRADIENTS.search(failure.message):
+        return "backward returns one gradient for each argument of forward, in their order, and None for a flag."
+    if failure.message.startswith("NotImplementedError"):
+        return "That line says that something is still to be written, as in the starter: write it, then hand in again."
+    if cases and all(_is_strided(case) for case in cases):
+        return "It came out of your file, and only where tensors are not contiguous, as the handout says they may be."
+    return ""
 
 
 def _shared_memory(message: str) -> list[str]:
@@ -284,7 +302,7 @@ def _refused(facts: _Facts) -> Diagnosis:
         label="no-triton-kernel",
         sentence=sentence,
         hint="Every output that the handout names has to be stored by a kernel of your own.",
-        evidence=tuple(f"{check.found}; {check.allowed} asked." for check in facts.structure.refusals),
+        evidence=tuple(_stop(f"Found: {check.found}; asked: {check.allowed}") for check in facts.structure.refusals),
     )
 
 
@@ -325,7 +343,7 @@ def _right_but(facts: _Facts, memory: MemoryGrade | None) -> Diagnosis:
         return Diagnosis(
             label="stored-scores",
             sentence="Numbers are right, but the forward stores a matrix of size T²: its memory grows with T squared.",
-            hint="Scores need not outlive the tile they belong to.",
+            hint="Scores need not outlive the tile they belong to, and a mask can be made for one tile at a time.",
             evidence=_memory_evidence(memory),
         )
     if memory is not None and memory.verdict is AxisVerdict.FAIL:
@@ -425,6 +443,7 @@ def _wrong(facts: _Facts) -> Diagnosis:
         _input_mutated,
         _nondeterministic,
         _low_precision,
+        _difference_of_squares,
         _out_of_bounds,
     )
     for witness in witnesses:
@@ -526,12 +545,18 @@ def _ignores_strides(facts: _Facts) -> Diagnosis | None:
     crashed = {FailureKind.CRASHED, FailureKind.PYTHON_EXIT}
     if any(case.failure is not None and case.failure.kind not in crashed for case in strange):
         return None
+    known = _known_mistake(facts)
+    if known is not None and known.label != "ignores-strides":
+        return known  # what depends on strides and should not, such as the number that a mask is drawn for
     gradient = all(case.name.startswith("grad-") for case in strange)
     what = "the incoming gradient is" if gradient else "inputs are"
+    hint = "Addresses are computed from the shape alone; look at where each stride enters."
+    if known is None:
+        hint = "An address is computed from the shape alone or with another tensor's stride; look at where each enters."
     return Diagnosis(
         label="ignores-strides",
         sentence=f"Only {facts.names(strange)} {_fail(strange)}: results are wrong when {what} not contiguous.",
-        hint="Addresses are computed from the shape alone; look at where each stride enters.",
+        hint=hint,
     )
 
 
@@ -586,6 +611,8 @@ def _known_mistake(facts: _Facts) -> Diagnosis | None:
             continue
         if contradicted > CONTRADICTS_AT_MOST * len(tried):
             continue
+        if not tried and all(_is_blank(facts, case) for case in compared):
+            continue  # nothing but NaN everywhere has many causes
         mispredicted = sum(_predicts_pass(on[case.name], case) for case in compared)
         mispredicted += sum(not _predicts_pass(on[case.name], case) for case in tried)
         found.append(_Candidate(match, explained, len(compared), len(tried), contradicted, mispredicted, order))
@@ -594,11 +621,11 @@ def _known_mistake(facts: _Facts) -> Diagnosis | None:
     found.sort(key=lambda candidate: candidate.rank)
     best = found[0]
     other = next((candidate.match.label for candidate in found if candidate.match.label != best.match.label), "")
-    tile = f", with a tile of {best.match.tile}" if best.match.tile is not None else ""
-    evidence: tuple[str, ...] = (
-        f"The outputs agree with this mistake{tile} in {best.explained} of {count(best.compared, 'wrong probe')}, and "
-        f"it gives right answers in {best.tried - best.contradicted} of the {best.tried} that are right.",
-    )
+    tile = f", with a tile of {best.match.tile}," if best.match.tile is not None else ""
+    agrees = f"The outputs agree with this mistake{tile} in {best.explained} of {count(best.compared, 'wrong probe')}"
+    if best.tried:
+        agrees += f", and it gives right answers in {best.tried - best.contradicted} of the {best.tried} that are right"
+    evidence: tuple[str, ...] = (f"{agrees}.",)
     within = _within_one_tile(facts, best.match)
     if within:
         fit = f"{count(within, 'right probe')} {'fits' if within == 1 else 'fit'} into one such tile"
@@ -611,6 +638,14 @@ def _known_mistake(facts: _Facts) -> Diagnosis | None:
         evidence=evidence,
         runner_up=other,
     )
+
+
+def _is_blank(facts: _Facts, case: CaseGrade) -> bool:
+    """Not one element of the wrong outputs is finite."""
+    run = facts.run(case)
+    at_fault = {output.name for output in case.outputs if output.fault is not None}
+    outputs = [output for output in run.outputs if output.name in at_fault] if run is not None else []
+    return bool(outputs) and all(output.n_not_finite == output.n_elements for output in outputs)
 
 
 def _explains(probe: MistakeOnProbe, case: CaseGrade) -> bool:
@@ -684,13 +719,16 @@ def _output_unwritten(facts: _Facts) -> Diagnosis | None:
             seen.append((case, holes[0]))
     if len(seen) >= math.ceil(EXPLAINS_AT_LEAST * len(cases)):
         visible = [one for one in seen if not one[0].hidden]
-        where = "The last rows of the output"
+        where, last = "The last rows of the output", 0
         if visible:
             case, output = visible[0]
-            where = f"The last {count(output.n_wrong_rows, 'row')} of {output.n_rows} of {output.name} in {case.name}"
+            last = output.n_wrong_rows
+            rows = "row" if last == 1 else f"{last:,} rows"
+            where = f"The last {rows} of {output.n_rows} of {output.name} in {case.name}"
         return Diagnosis(
             label="output-unwritten",
-            sentence=f"{where} hold whatever was in memory: no program wrote them.",
+            sentence=f"{where} {'holds' if last == 1 else 'hold'} whatever was in memory: no program wrote "
+            f"{'it' if last == 1 else 'them'}.",
             hint="Count the programs of the grid against the rows.",
             evidence=_unwritten_evidence(audit),
         )
@@ -769,7 +807,15 @@ def _race_label(assignment: Assignment) -> str:
 def _races(examination: Examination) -> list[str]:
     audit = examination.audit
     found = [finding for finding in (audit.findings if audit else ()) if finding.kind.startswith("race")]
-    return [f"{one_line(race.message)}{f' (line {race.line})' if race.line is not None else ''}" for race in found]
+    return [_placed(race) for race in found]
+
+
+def _placed(finding: Finding) -> str:
+    """What was found and in which line, which most messages begin with."""
+    message = one_line(finding.message)
+    if finding.line is None or message.startswith(f"Line {finding.line}:"):
+        return message
+    return f"{message.removesuffix('.')} (line {finding.line})"
 
 
 def _unequal_repeats(facts: _Facts) -> list[CaseGrade]:
@@ -806,12 +852,32 @@ def _low_precision(facts: _Facts) -> Diagnosis | None:
     most = 2e-2 if exact else 5e-3
     if len(errors) < len(wrong) or not (5e-5 <= median(errors) <= 5e-3 and max(errors) <= most):
         return None
+    named = [output.name for output in facts.assignment.outputs if output.name in at_fault]
     also = f" {listed(exact)} {_is(exact)} exact." if exact else ""
     return Diagnosis(
         label="low-precision-accumulator",
-        sentence=f"{_sentence_case(listed(sorted(at_fault)))} is off by about {median(errors):.0e} in nearly every "
+        sentence=f"{_sentence_case(listed(named))} {_is(named)} off by about {median(errors):.0e} in nearly every "
         f"float32 probe, and right in half precision.{also}",
         hint="Look at the dtype of what is summed up from tile to tile, and of what goes into tl.dot.",
+    )
+
+
+def _difference_of_squares(facts: _Facts) -> Diagnosis | None:
+    """Digits lost where values lie far from 0, and nowhere else; how many is chance, so that no bank can hold it."""
+    far = [case for case in facts.cases if facts.asked(case).fill == "shifted"]
+    if not far or [case.name for case in facts.failing] != [case.name for case in far]:
+        return None
+    errors = [case.rel_error for case in far]
+    if not all(set(case.faults) == {Fault.VALUES} for case in far):
+        return None
+    if not all(error is not None and error < PLAINLY_WRONG for error in errors):
+        return None
+    return Diagnosis(
+        label="variance-by-difference",
+        sentence=f"Only {facts.names(far)} {_fail(far)}, by a few digits: they are lost where values lie far from 0.",
+        hint="Two large numbers that are nearly equal leave few digits when they are subtracted: what is the variance "
+        "made of?",
+        step="var = mean((z - mean)^2), over the d elements of the row",
     )
 
 
@@ -819,13 +885,27 @@ def _out_of_bounds(facts: _Facts) -> Diagnosis | None:
     seen = [finding for finding in _findings(facts) if finding[0].startswith("out-of-bounds")]
     if Fault.GUARD not in facts.faults and not seen:
         return None
-    stores = any(kind == "out-of-bounds-store" for kind, _ in seen) or not seen
+    # in the interpreter every probe tells of itself: what shows in few of the wrong ones does not explain the others
+    if facts.examination.device.kind != "cuda":
+        strayed = sum(_strays(facts, case) for case in facts.failing)
+        if strayed < math.ceil(EXPLAINS_AT_LEAST * len(facts.failing)):
+            return None
+    stores = [message for kind, message in seen if kind == "out-of-bounds-store"]
+    messages = stores + [message for kind, message in seen if kind != "out-of-bounds-store"]
     return Diagnosis(
         label="out-of-bounds",
-        sentence=f"The kernel {'writes' if stores else 'reads'} outside its tensors.",
-        hint="Every load and store of a partial tile needs a mask.",
-        evidence=tuple(message for _, message in seen[:3]),
+        sentence=f"The kernel {'writes' if stores or not seen else 'reads'} outside its tensors.",
+        hint="Every load and store of a partial tile needs a mask, and each mask and address the sizes and strides of "
+        "the tensor that it is about.",
+        evidence=tuple(dict.fromkeys(messages))[:3],
     )
+
+
+def _strays(facts: _Facts, case: CaseGrade) -> bool:
+    """This probe itself touched memory outside its tensors."""
+    run = facts.run(case)
+    found = run.findings if run is not None else ()
+    return Fault.GUARD in case.faults or any(one.kind.startswith("out-of-bounds") for one in found)
 
 
 def _findings(facts: _Facts) -> list[tuple[str, str]]:
@@ -836,10 +916,7 @@ def _findings(facts: _Facts) -> list[tuple[str, str]]:
         run = facts.run(case)
         if run is not None and not case.hidden:
             found += run.findings
-    return [
-        (item.kind, _stop(one_line(item.message) + (f" (line {item.line})" if item.line is not None else "")))
-        for item in found
-    ]
+    return [(item.kind, _stop(_placed(item))) for item in found]
 
 
 # -- what is known where no mistake has a name -------------------------------------------------------------------------
@@ -855,13 +932,37 @@ def _unnamed(facts: _Facts) -> Diagnosis:
         )
     visible = [case for case in failing if not case.hidden]
     if not visible:
-        return Diagnosis(sentence=f"{count(len(failing), 'hidden probe')} {_fail(failing)}; every visible one passes.")
+        return Diagnosis(
+            sentence=f"{count(len(failing), 'hidden probe')} {_fail(failing)}; every visible one passes.",
+            hint="Hidden probes try nothing that the handout does not mention: go through what it promises and what it "
+            "does not, two things at a time.",
+        )
     sentence = f"{len(failing)} of {count(len(facts.cases), 'probe')} {_fail(failing)}: {facts.names(failing)}."
-    return Diagnosis(
-        sentence=sentence,
-        hint="No known mistake explains the outputs; start from the smallest wrong probe.",
-        evidence=known,
-    )
+    return Diagnosis(sentence=sentence, hint=_where_to_start(facts, visible), evidence=known)
+
+
+def _where_to_start(facts: _Facts, visible: Sequence[CaseGrade]) -> str:
+    blank = _blank_outputs(facts)
+    smallest = min((facts.asked(case) for case in visible), key=lambda case: math.prod(case.axes.values()))
+    start = f"start from the smallest wrong probe, {smallest.name} ({smallest.tries.rstrip('.')})."
+    if blank:
+        return (
+            f"Where {listed(blank)} {_is(blank)} wrong not one value is finite: look for 0 / 0, for inf - inf, for exp "
+            f"of a large positive number, and for memory that is added to before it is set; {start}"
+        )
+    return f"No known mistake explains the outputs; {start}"
+
+
+def _blank_outputs(facts: _Facts) -> list[str]:
+    """Outputs of which no wrong probe has a single finite element."""
+    seen: dict[str, list[bool]] = {}
+    for case in facts.wrong_values:
+        run = facts.run(case)
+        at_fault = {output.name for output in case.outputs if output.fault is not None}
+        for output in run.outputs if run is not None else ():
+            if output.name in at_fault:
+                seen.setdefault(output.name, []).append(output.n_not_finite == output.n_elements)
+    return [name for name, blank in seen.items() if all(blank)]
 
 
 def _known(facts: _Facts) -> tuple[str, ...]:
@@ -887,11 +988,13 @@ def _first_wrong_element(facts: _Facts) -> str | None:
         output = next((one for one in run.outputs if one.name == grade.name), None) if run else None
         if grade.fault in VALUE_FAULTS and output is not None and output.first_wrong is not None:
             first = output.first_wrong
-            got = "not a finite number" if first.got is None else f"{first.got:.4g}"
+            got, want = (
+                ("not a finite number", f"{first.want:.4g}") if first.got is None else apart(first.got, first.want)
+            )
             return (
                 f"{case.name}: {output.n_wrong:,} of {count(output.n_elements, 'value')} of {output.name} are off by "
                 f"more than {output.limit:.1e} of the largest. The first is at {list(first.index)}: yours {got}, "
-                f"expected {first.want:.4g}."
+                f"expected {want}."
             )
     return None
 
@@ -911,25 +1014,64 @@ def _which_inputs(facts: _Facts) -> str | None:
     if not wrong or not right:
         return None
     marks: list[tuple[str, Callable[[Case], bool]]] = [
-        ("inputs that are not contiguous", _is_strided),
-        ("half precision", lambda case: case.dtype != "float32"),
+        ("for inputs that are not contiguous", _is_strided),
+        ("for half precision", lambda case: case.dtype != "float32"),
+        ("for float32", lambda case: case.dtype == "float32"),
     ]
     options = sorted({key for case in facts.cases for key in facts.asked(case).options or {}})
-    marks += [(f"{key}=True", _has_option(key)) for key in options]
-    # 16 first: a size that is no multiple of 16 is none of 128 either, and says less
-    marks += [(f"sizes that are no multiple of {tile}", _ragged(tile)) for tile in (128, 64, 32, 16)]
+    marks += [(f"for {key}=True", _has_option(key)) for key in options]
+    marks += [(f"for {key} above 0", _is_positive(key)) for key in options]
+    marks += [
+        ("for several batch entries", lambda case: case.axes.get("batch", 1) > 1),
+        ("for as many queries as keys", lambda case: case.axes.get("queries") == case.axes.get("keys")),
+        ("for different numbers of queries and keys", lambda case: case.axes.get("queries") != case.axes.get("keys")),
+    ]
+    # the widest tile that fits: a size that is no multiple of 16 is none of 128 either
+    tiles = (128, 64, 32, 16)
+    axes = {axis for case in facts.cases for axis in facts.asked(case).axes}
+    tiled = sorted(axes - {"batch", "rows"})
+    marks += [(f"for sizes that are no multiple of {tile}", _ragged(tile, tiled)) for tile in tiles]
+    marks += [(f"where {axis} is no multiple of {tile}", _ragged(tile, [axis])) for axis in tiled for tile in tiles]
     for name, mark in marks:
         if all(mark(facts.asked(case)) for case in wrong) and not any(mark(facts.asked(case)) for case in right):
-            return f"Wrong exactly for {name}."
-    return None
+            return f"Wrong exactly {name}."
+    return _which_sizes(facts, wrong, right)
+
+
+def _which_sizes(facts: _Facts, wrong: Sequence[CaseGrade], right: Sequence[CaseGrade]) -> str | None:
+    """An axis whose size tells wrong from right; of hidden probes it is used, and not told."""
+
+    def sizes(cases: Sequence[CaseGrade], axis: str) -> list[int]:
+        return [facts.asked(case).axes.get(axis, 0) for case in cases]
+
+    shown_wrong, shown_right = ([case for case in cases if not case.hidden] for cases in (wrong, right))
+    if not shown_wrong or not shown_right:
+        return None
+    found = []
+    for axis in facts.asked(wrong[0]).axes:
+        of_wrong, of_right = sizes(wrong, axis), sizes(right, axis)
+        if min(of_wrong) > max(of_right) and len(of_right) > 1:
+            least, most = min(sizes(shown_wrong, axis)), max(sizes(shown_right, axis))
+            found.append(f"Wrong exactly where {axis} is {least:,} or more, and right up to {most:,}.")
+        elif len(set(of_right)) == 1 and of_right[0] not in of_wrong:
+            found.append(f"Right only for {axis} = {of_right[0]:,}.")
+    return found[0] if len(found) == 1 else None
 
 
 def _has_option(key: str) -> Callable[[Case], bool]:
     return lambda case: (case.options or {}).get(key) is True
 
 
-def _ragged(tile: int) -> Callable[[Case], bool]:
-    return lambda case: any(size % tile for size in case.axes.values())
+def _is_positive(key: str) -> Callable[[Case], bool]:
+    def positive(case: Case) -> bool:
+        value = (case.options or {}).get(key)
+        return not isinstance(value, bool) and isinstance(value, int | float) and value > 0
+
+    return positive
+
+
+def _ragged(tile: int, axes: Sequence[str]) -> Callable[[Case], bool]:
+    return lambda case: any(case.axes.get(axis, 0) % tile for axis in axes)
 
 
 def _which_rows(facts: _Facts) -> str | None:
@@ -997,7 +1139,9 @@ def _notes(examination: Examination, structure: StructureGrade, verdict: Verdict
             f"Programs of one launch meet at the same address, which a GPU runs in any order: {_stop(races[0])}"
         )
     audit = examination.audit
-    if audit is not None and audit.order_dependent and not races:
+    # a file that answers otherwise each time does so in another order too
+    alike = not any(isinstance(run, ProbeMeasured) and run.repeat_equal is False for run in examination.probes)
+    if audit is not None and audit.order_dependent and not races and alike:
         found.append("Results change when the programs of a launch run in another order, as they do on a GPU.")
     if structure.refusals and verdict is Verdict.WRONG:
         found += [_stop(f"Beside the numbers: {check.found}") for check in structure.refusals]

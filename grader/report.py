@@ -57,6 +57,7 @@ from grader.verdicts import (
 )
 from grader.wording import (
     Hostile,
+    apart,
     bytes_text,
     count,
     error_text,
@@ -240,7 +241,9 @@ def _numerics(assignment: Assignment, examination: Examination, axis: NumericsGr
         sentences,
         blocks,
         measured=f"{passed} of {count(len(axis.cases), 'probe')} right",
-        asked=f"all of them; the {n_required} required ones before anything counts" if n_required else "all of them",
+        asked="all of them"
+        + (f"; the {n_required} required ones before anything counts" if n_required > 1 else "")
+        + ("; the required one before anything counts" if n_required == 1 else ""),
     )
 
 
@@ -308,8 +311,8 @@ def _first_wrong(case: CaseGrade, run: ProbeMeasured | None) -> str:
     for output in run.outputs if run is not None else ():
         at = output.first_wrong
         if at is not None and output.name in wrong:
-            got = "not finite" if at.got is None else f"{at.got:.4g}"
-            return f"{output.name}{list(at.index)}: {got}, not {at.want:.4g}"
+            got, want = ("not finite", f"{at.want:.4g}") if at.got is None else apart(at.got, at.want)
+            return f"{output.name}{list(at.index)}: {got}, not {want}"
     return ""
 
 
@@ -686,7 +689,8 @@ def _finding_table(examination: Examination, grade: Grade, for_staff: bool) -> T
         if isinstance(run, ProbeMeasured) and (for_staff or run.name not in hidden):
             found += run.findings
     if not for_staff:
-        found = [finding for finding in found if finding.probe not in hidden]
+        # where a tensor's memory comes from is for staff to judge; that of an incoming gradient is ours
+        found = [one for one in found if one.probe not in hidden and one.kind != "foreign-memory"]
     if not found:
         return None
     return Table(

@@ -127,6 +127,15 @@ def error_text(error: float | None) -> str:
     return "not finite" if error is None else f"{error:.1e}"
 
 
+def apart(got: float, want: float) -> tuple[str, str]:
+    """Two numbers with four significant digits, or as many more as it takes to tell one from the other."""
+    for digits in range(4, 18):
+        a, b = f"{got:.{digits}g}", f"{want:.{digits}g}"
+        if a != b:
+            break
+    return a, b
+
+
 def count(n: int, noun: str, plural: str = "") -> str:
     """A number with its noun: "1 row", "2 rows"."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"

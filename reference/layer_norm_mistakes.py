@@ -95,6 +95,14 @@ def _row_as_seed(inputs: Inputs, options: Options, tile: int) -> dict[str, Tenso
     return _Variant(keep=lambda _u, p: u >= torch.tensor(p, dtype=torch.float32)).outputs(inputs, options, tile)
 
 
+def _row_in_seed_too(inputs: Inputs, options: Options, tile: int) -> dict[str, Tensor]:
+    n_rows, dim = inputs["x"].shape
+    cols = torch.arange(dim)
+    seed = int(options["seed"])
+    u = torch.stack([uniform(seed + row, row * dim + cols) for row in range(n_rows)])
+    return _Variant(keep=lambda _u, p: u >= torch.tensor(p, dtype=torch.float32)).outputs(inputs, options, tile)
+
+
 _MASK_INDEX: tuple[tuple[str, _Variant], ...] = (
     ("Row 0 is right and every other row drops the same columns as row 0.",
      _Variant(index=lambda row, col, dim, rows: col)),
@@ -106,6 +114,42 @@ _MASK_INDEX: tuple[tuple[str, _Variant], ...] = (
     ("Row 0 is right and every other row repeats it, shifted.",
      _Variant(index=lambda row, col, dim, rows: row + col)),
 )  # fmt: skip
+
+
+def _mask_by_strides(*, columns: bool) -> Callable[[Inputs, Options, int], dict[str, Tensor]]:
+    """The random number drawn for where x lies in memory, not for which element it is."""
+
+    def outputs(inputs: Inputs, options: Options, tile: int) -> dict[str, Tensor]:
+        along_row, along_column = inputs["x"].stride()
+        step = along_column if columns else 1
+        return _Variant(index=lambda row, col, dim, rows: row * along_row + col * step).outputs(inputs, options, tile)
+
+    return outputs
+
+
+def _over_kept(*, mean: bool) -> Callable[[Inputs, Options, int], dict[str, Tensor]]:
+    """Mean, or variance, over the kept elements alone."""
+
+    def outputs(inputs: Inputs, options: Options, tile: int) -> dict[str, Tensor]:
+        keep = _Variant().mask(inputs, options)
+        n_kept = keep.sum(dim=-1, keepdim=True)
+        if mean:
+            return _Variant(mean=lambda z: z.sum(dim=-1, keepdim=True) / n_kept).outputs(inputs, options, tile)
+        return _Variant(
+            variance=lambda centred, z, mean, tile: (
+                (centred * centred * keep).sum(dim=-1, keepdim=True) / centred.shape[-1]
+            )
+        ).outputs(inputs, options, tile)
+
+    return outputs
+
+
+def _bias_not_scaled(inputs: Inputs, options: Options, tile: int) -> dict[str, Tensor]:
+    p = float(options["p"])
+    return _Variant(
+        add_bias=lambda x, bias: x / (1.0 - p) + bias, drop=lambda z, keep, _p: torch.where(keep, z, 0.0)
+    ).outputs(inputs, options, tile)
+
 
 MISTAKES: tuple[Mistake, ...] = (
     Mistake(
@@ -140,6 +184,27 @@ MISTAKES: tuple[Mistake, ...] = (
         outputs=_Variant(drop=lambda z, keep, p: torch.where(keep, z * (1.0 - p), 0.0)).outputs,
     ),
     Mistake(
+        label="dropout-wrong-factor",
+        step=_DROP_STEP,
+        hint="Not finite for p = 0, and off where eps matters: what are kept elements divided by?",
+        outputs=_Variant(drop=lambda z, keep, p: torch.where(keep, z / p, 0.0)).outputs,
+    ),
+    Mistake(
+        label="dropout-wrong-factor",
+        step=_DROP_STEP,
+        hint="Correct for p = 0 only: x and bias do not weigh the same. What is divided by 1 - p, x or z?",
+        outputs=_bias_not_scaled,
+    ),
+    *(
+        Mistake(
+            label="statistics-of-kept",
+            step="mean and variance over the d elements of the row",
+            hint=f"Correct for p = 0 only: does a dropped element count in the {what}?",
+            outputs=_over_kept(mean=mean),
+        )
+        for mean, what in ((True, "mean"), (False, "variance"))
+    ),
+    Mistake(
         label="dropout-missing",
         step=_DROP_STEP,
         hint="Correct for p = 0 only: nothing is dropped.",
@@ -172,11 +237,23 @@ MISTAKES: tuple[Mistake, ...] = (
         )
         for hint, variant in _MASK_INDEX
     ),
-    Mistake(
-        label="wrong-dropout-mask",
-        step="element i, counted row by row, is kept iff rand(seed, i) >= p",
-        hint="Row 0 is right and no other: every row draws from a seed of its own.",
-        outputs=_row_as_seed,
+    *(
+        Mistake(
+            label="wrong-dropout-mask",
+            step="element i, counted row by row, is kept iff rand(seed, i) >= p",
+            hint="Row 0 is right and no other: every row draws from a seed of its own.",
+            outputs=outputs,
+        )
+        for outputs in (_row_as_seed, _row_in_seed_too)
+    ),
+    *(
+        Mistake(
+            label="wrong-dropout-mask",
+            step="element i, counted row by row, is kept iff rand(seed, i) >= p",
+            hint="Only an x that is a view fails: does an element's random number depend on where it lies in memory?",
+            outputs=_mask_by_strides(columns=columns),
+        )
+        for columns in (False, True)
     ),
     Mistake(
         label="unbiased-variance",
@@ -230,6 +307,12 @@ MISTAKES: tuple[Mistake, ...] = (
         step=_NORM_STEP,
         hint="Only rows with a variance near eps are off: the result does not change when eps does.",
         outputs=_Variant(divisor=lambda variance, eps: torch.sqrt(variance)).outputs,
+    ),
+    Mistake(
+        label="eps-hard-coded",
+        step=_NORM_STEP,
+        hint="Only another eps than the usual one is off: does the result change when eps does?",
+        outputs=_Variant(divisor=lambda variance, eps: torch.sqrt(variance + 1e-5)).outputs,
     ),
     Mistake(
         label="sqrt-missing",

@@ -113,6 +113,53 @@ def _base_two(inputs: Inputs, options: Options, tile: int) -> dict[str, Tensor]:
     return _softmax(inputs["x"].double() * math.log(2.0))
 
 
+def _base_two_with(lse: Callable[[Tensor, Tensor], Tensor]) -> _Outputs:
+    """Powers of two of natural values; lse(m, l) of what was summed then."""
+
+    def outputs(inputs: Inputs, options: Options, tile: int) -> dict[str, Tensor]:
+        x = inputs["x"].double()
+        m = x.amax(dim=-1)
+        weights = torch.exp2(x - m[:, None])
+        denom = weights.sum(dim=-1)
+        return {"y": weights / denom[:, None], "lse": lse(m, denom)}
+
+    return outputs
+
+
+def _maximum_from_zero(inputs: Inputs, options: Options, tile: int) -> dict[str, Tensor]:
+    x = inputs["x"].float()  # float32, where what lies far below 0 vanishes
+    m = x.amax(dim=-1).clamp_min(0.0)
+    weights = torch.exp(x - m[:, None])
+    denom = weights.sum(dim=-1)
+    return {"y": weights / denom[:, None], "lse": m + torch.log(denom)}
+
+
+def _rescaled_too_late(inputs: Inputs, options: Options, tile: int) -> dict[str, Tensor]:
+    x = inputs["x"].double()
+    m = torch.full(x.shape[:1], -math.inf, dtype=torch.float64)
+    denom = torch.zeros_like(m)
+    for part in _tiles(x, tile):
+        m_new = torch.maximum(m, part.amax(dim=-1))
+        denom = (denom + torch.exp(part - m_new[:, None]).sum(dim=-1)) * torch.exp(m - m_new)
+        m = m_new
+    return {"y": torch.exp(x - m[:, None]) / denom[:, None], "lse": m + torch.log(denom)}
+
+
+def _maximum_of_tile(inputs: Inputs, options: Options, tile: int) -> dict[str, Tensor]:
+    x = inputs["x"].double()
+    lse = torch.logsumexp(x, dim=-1)
+    denom = torch.exp(lse - x.amax(dim=-1))
+    weights = [torch.exp(part - part.amax(dim=-1, keepdim=True)) for part in _tiles(x, tile)]
+    return {"y": torch.cat(weights, dim=-1) / denom[:, None], "lse": lse}
+
+
+def _no_maximum_in_second_walk(inputs: Inputs, options: Options, tile: int) -> dict[str, Tensor]:
+    x = inputs["x"].float()  # float32, where it overflows
+    lse = torch.logsumexp(inputs["x"].double(), dim=-1)
+    denom = torch.exp(lse - inputs["x"].double().amax(dim=-1))
+    return {"y": torch.exp(x) / denom.float()[:, None], "lse": lse}
+
+
 def _lse_as(change: Callable[[Tensor, Tensor], Tensor]) -> _Outputs:
     """Right y; lse = change(m, log(l))."""
 
@@ -145,6 +192,21 @@ _TAIL_HINT = (
 )
 
 MISTAKES: tuple[Mistake, ...] = (
+    # before those of which a wide tile leaves nothing but NaN, which these may give too
+    Mistake(
+        label="maximum-from-zero",
+        step="m = -inf, before the first tile",
+        hint="Only rows whose values all lie far below 0 are wrong: which value does the running maximum have before "
+        "it has seen one?",
+        outputs=_maximum_from_zero,
+    ),
+    Mistake(
+        label="no-max-subtraction",
+        step="exp(x - m_new)",
+        hint="Ordinary values are right; values above 88 give infinities and values below -104 give 0 / 0: what keeps "
+        "the argument of the exponential small?",
+        outputs=_no_max_subtraction,
+    ),
     Mistake(
         label="no-rescale-denominator",
         step="l <- l * exp(m_old - m_new) + sum(exp(x - m_new))",
@@ -155,10 +217,25 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     Mistake(
         label="no-max-subtraction",
-        step="exp(x - m_new)",
-        hint="Ordinary values are right; values above 88 give infinities and values below -104 give 0 / 0: what keeps "
-        "the argument of the exponential small?",
-        outputs=_no_max_subtraction,
+        step="y = exp(x - m) / l",
+        hint="lse is right, and every row of y is off by its own factor: is the maximum subtracted in both walks?",
+        outputs=_no_maximum_in_second_walk,
+    ),
+    Mistake(
+        label="rescale-too-late",
+        step="l <- l * exp(m_old - m_new) + sum(exp(x - m_new))",
+        hint="What a tile adds to l is multiplied by that tile's own correction: which of the two was summed relative "
+        "to the old maximum?",
+        outputs=_rescaled_too_late,
+        tiled=True,
+    ),
+    Mistake(
+        label="maximum-of-tile",
+        step="y = exp(x - m) / l, with m and l of the whole row",
+        hint="lse is right, and so is the tile of each row that holds its maximum; the others are too large: which "
+        "maximum does the second walk subtract?",
+        outputs=_maximum_of_tile,
+        tiled=True,
     ),
     Mistake(
         label="no-normalisation",
@@ -233,6 +310,16 @@ MISTAKES: tuple[Mistake, ...] = (
         step="exp(x - m_new)",
         hint="Every row is too flat, as if x were multiplied by 0.69: which base do your exponentials have?",
         outputs=_base_two,
+    ),
+    *(
+        Mistake(
+            label="wrong-base",
+            step="exp(x - m_new)",
+            hint="Every row is too flat, as if x were multiplied by 0.69: which base do your exponentials have, and "
+            "which the logarithm in lse?",
+            outputs=_base_two_with(lse),
+        )
+        for lse in (lambda m, denom: m + torch.log(denom), lambda m, denom: m + torch.log2(denom))
     ),
     *(
         Mistake(

@@ -165,14 +165,48 @@ def test_a_broken_guard_alone_is_out_of_bounds(changes, words):
     assert words in found.sentence
 
 
+def strayed(name, kind="out-of-bounds-load", assignment=SOFTMAX):
+    finding = Finding(kind=kind, message=f"Line 9: {kind} of x; mask these lanes off.", line=9)
+    return dataclasses.replace(wrong(name, assignment), findings=(finding,))
+
+
+def test_what_strays_in_few_of_the_wrong_probes_is_not_what_is_wrong():
+    most = [name for name in names_of(SOFTMAX) if name != "half"]
+    few = diagnosis(SOFTMAX, *wrong_in(SOFTMAX, most), strayed("tail"), strayed("guard"))
+    assert few.label == ""
+    assert diagnosis(SOFTMAX, *(strayed(name) for name in most)).label == "out-of-bounds"
+
+
+def test_where_a_kernel_strays_stores_are_told_first_each_once_and_with_one_line_number():
+    found = diagnosis(SOFTMAX, strayed("tail"), strayed("one-column"), strayed("guard", "out-of-bounds-store"))
+    assert found.sentence == "The kernel writes outside its tensors."
+    assert found.evidence[:2] == (
+        "Line 9: out-of-bounds-store of x; mask these lanes off.",
+        "Line 9: out-of-bounds-load of x; mask these lanes off.",
+    )
+    assert "Line 9" not in "".join(found.evidence[2:])
+
+
 @pytest.mark.parametrize(
     ("assignment", "names"),
     [(FORWARD, ["strided"]), (BACKWARD, ["grad-ones", "grad-strided"]), (BACKWARD, ["strided"])],
 )
 def test_only_strided_probes_wrong_means_strides_are_ignored(assignment, names):
-    bank = mistake("anything", names, names_of(assignment))
-    found = diagnosis(assignment, *wrong_in(assignment, names, error=1.3), mistakes=(bank,))
+    far, packed = (
+        mistake(label, names, names_of(assignment), distance=distance)
+        for label, distance in (("anything", 0.3), ("ignores-strides", 1e-7))
+    )
+    found = diagnosis(assignment, *wrong_in(assignment, names, error=1.3), mistakes=(far,))
     assert found.label == "ignores-strides"
+    assert "or with another tensor's stride" in found.hint
+    found = diagnosis(assignment, *wrong_in(assignment, names, error=1.3), mistakes=(far, packed))
+    assert found.label == "ignores-strides"
+    assert "from the shape alone;" in found.hint
+
+
+def test_a_known_mistake_that_shows_on_views_alone_keeps_its_name():
+    bank = mistake("wrong-dropout-mask", ["strided"], names_of(LAYER_NORM))
+    assert diagnosis(LAYER_NORM, wrong("strided", LAYER_NORM), mistakes=(bank,)).label == "wrong-dropout-mask"
 
 
 def test_a_crash_on_an_expanded_gradient_is_ignored_strides_too():
@@ -182,7 +216,17 @@ def test_a_crash_on_an_expanded_gradient_is_ignored_strides_too():
 
 
 def test_an_exception_on_strided_inputs_is_quoted_as_it_is():
-    assert diagnosis(FORWARD, failed("strided", FailureKind.RAISES, "q must be contiguous")).label == "raises"
+    found = diagnosis(FORWARD, failed("strided", FailureKind.RAISES, "q must be contiguous"))
+    assert found.label == "raises"
+    assert "q must be contiguous" in found.sentence
+    assert "only where tensors are not contiguous" in found.hint
+    elsewhere = failed("tail", FailureKind.RAISES, "q must be contiguous")
+    assert "contiguous" not in diagnosis(FORWARD, failed("strided", FailureKind.RAISES, "a message"), elsewhere).hint
+
+
+def test_an_exception_without_words_leaves_no_colon():
+    found = diagnosis(FORWARD, failed("random", FailureKind.RAISES, "AssertionError: "))
+    assert found.sentence == "The call raised an exception in probe random: AssertionError."
 
 
 def unwritten(assignment, name, rows=5):
@@ -210,6 +254,32 @@ UNWRITTEN_IN = ("causal-more-keys", "causal-more-queries", "causal-tail", "guard
 )
 def test_an_exception_is_told_what_it_means(message, hint):
     assert hint in diagnosis(FORWARD, failed("random", FailureKind.RAISES, message)).hint
+
+
+@pytest.mark.parametrize(
+    ("failure", "hint"),
+    [
+        pytest.param(
+            Failure(kind=FailureKind.COMPILE_ERROR, message="NameError: name 'qkk' is not defined", line=40),
+            "has that name", id="name",
+        ),
+        pytest.param(Failure(kind=FailureKind.RAISES, message="NameError: name 'math' is not defined"), "has that name",
+                     id="name-outside-the-kernel"),
+        pytest.param(
+            Failure(kind=FailureKind.RAISES, message="function F returned an incorrect number of gradients"),
+            "one gradient for each argument", id="gradients",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_misspelt_or_missing_is_told_so(failure, hint):
+    assert hint in diagnosis(FORWARD, load_failure=failure, probes=()).hint
+
+
+@pytest.mark.parametrize(("rows", "said"), [(1, "The last row of 64 of o in tail holds"), (2, "The last 2 rows of 64")])
+def test_one_row_is_told_as_one(rows, said):
+    found = diagnosis(FORWARD, *(unwritten(FORWARD, name, rows=rows) for name in UNWRITTEN_IN))
+    assert found.label == "output-unwritten"
+    assert found.sentence.startswith(said)
 
 
 def test_trailing_rows_of_poison_are_unwritten_output():
@@ -327,6 +397,11 @@ def test_library_attention_is_named_with_its_line():
     assert found.sentence.startswith("o comes from scaled_dot_product_attention (line 12)")
 
 
+def test_what_is_refused_says_what_was_found_and_what_was_asked():
+    found = diagnosis(SOFTMAX, audit=audit_of(SOFTMAX, n_launches=0, launches=()))
+    assert "Found: 0 Triton launches; asked: at least 1." in found.evidence
+
+
 def test_no_launch_is_no_triton_kernel():
     assert diagnosis(SOFTMAX, audit=audit_of(SOFTMAX, n_launches=0, launches=())).label == "no-triton-kernel"
 
@@ -432,6 +507,26 @@ def test_a_mistake_that_is_not_finite_where_the_student_is_not_is_named():
     assert named(bank, failing=causal, error=None).label == "causal-off-by-one"
 
 
+def test_nothing_but_nan_everywhere_has_no_name():
+    everywhere = names_of(FORWARD)
+    bank = mistake("tail-skipped", everywhere, everywhere, distance=0.0, own_error=None, tile=2048)
+    found = named(bank, failing=everywhere, error=None)
+    assert found.label == ""
+    assert found.hint.startswith("Where o is wrong not one value is finite: look for 0 / 0")
+    # with right probes beside them, where it is right too, it is told from others
+    beside = mistake("tail-skipped", TAIL, everywhere, distance=0.0, own_error=None, tile=2048)
+    assert named(beside, error=None).label == "tail-skipped"
+
+
+def test_where_nothing_is_right_the_evidence_does_not_speak_of_it():
+    everywhere = names_of(FORWARD)
+    found = named(mistake("missing-scale", everywhere, everywhere), failing=everywhere)
+    assert (
+        found.evidence[0]
+        == f"The outputs agree with this mistake in {len(everywhere)} of {len(everywhere)} wrong probes."
+    )
+
+
 def test_a_mistake_that_is_wrong_where_the_student_is_right_is_not_named():
     everywhere = [name for name in names_of(FORWARD) if name not in ("half", "repeat")]
     assert named(mistake("missing-scale", everywhere, names_of(FORWARD))).label == ""
@@ -521,12 +616,102 @@ def test_an_element_that_is_not_a_number_is_told_so():
     [
         ([name for name in names_of(FORWARD) if name.startswith("causal")], "Wrong exactly for is_causal=True."),
         (["half", "bfloat16"], "Wrong exactly for half precision."),
+        ([n for n in names_of(FORWARD) if n not in ("half", "bfloat16")], "Wrong exactly for float32."),
         ([n for n in names_of(FORWARD) if "tail" in n or n == "tiny"], "Wrong exactly for sizes that are no multiple"),
     ],
 )
 def test_what_wrong_probes_have_in_common_is_told(failing, said):
     # repeat, guard and the like share the plain sizes of `random`
     assert any(line.startswith(said) for line in diagnosis(FORWARD, *wrong_in(FORWARD, failing)).evidence)
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        pytest.param(
+            ("n-512", "n-4096"), "Wrong exactly where queries is 512 or more, and right up to 128.", id="large"
+        ),
+        pytest.param(("n-8", "n-128", "n-512"), "Right only for queries = 4,096.", id="one-size"),
+        pytest.param(("n-8", "n-512"), "", id="neither"),
+    ],
+)
+def test_a_size_that_tells_wrong_from_right_is_told(failing, said):
+    cases = tuple(case(f"n-{size}", axes={"queries": size, "keys": 128}, options={}) for size in (8, 128, 512, 4096))
+    assignment = assignment_of(cases=cases)
+    told = [one for one in diagnosis(assignment, *wrong_in(assignment, failing)).evidence if "queries" in one]
+    assert told == ([said] if said else [])
+
+
+def test_a_size_of_a_hidden_probe_is_not_told():
+    cases = tuple(
+        case(f"n-{size}", axes={"queries": size, "keys": 128}, options={}, hidden=size == 512)
+        for size in (8, 16, 512, 4096)
+    )
+    assignment = assignment_of(cases=cases)
+    found = diagnosis(assignment, *wrong_in(assignment, ["n-512", "n-4096"]))
+    assert "Wrong exactly where queries is 4,096 or more, and right up to 16." in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("cases", "said"),
+    [
+        pytest.param(
+            [case("a", options={"p": 0.3}), case("b", options={"p": 0.0}), case("c", options={"p": 0.5})],
+            "Wrong exactly for p above 0.", id="option",
+        ),
+        pytest.param(
+            [case("a", axes={"batch": 2, "keys": 8}), case("b", axes={"batch": 1, "keys": 8}),
+             case("c", axes={"batch": 3, "keys": 64})],
+            "Wrong exactly for several batch entries.", id="batch",
+        ),
+        pytest.param(
+            [case("a", axes={"queries": 8, "keys": 64}), case("b", axes={"queries": 8, "keys": 8}),
+             case("c", axes={"queries": 64, "keys": 8})],
+            "Wrong exactly for different numbers of queries and keys.", id="unequal",
+        ),
+        pytest.param(
+            [case(name, axes={"batch": batch, "queries": queries, "keys": keys})
+             for name, batch, queries, keys in (("a", 1, 77, 96), ("b", 1, 64, 77), ("c", 2, 1, 64))],
+            "Wrong exactly where queries is no multiple of 64.", id="ragged-queries",
+        ),
+        pytest.param(
+            [case(name, axes={"batch": batch, "queries": queries, "keys": keys})
+             for name, batch, queries, keys in (("a", 1, 77, 64), ("b", 1, 64, 96), ("c", 2, 64, 1))],
+            "Wrong exactly for sizes that are no multiple of 32.", id="ragged",
+        ),
+    ],
+)  # fmt: skip
+def test_what_tells_wrong_inputs_from_right_ones_is_told(cases, said):
+    assignment = assignment_of(cases=tuple(cases))
+    assert said in diagnosis(assignment, *wrong_in(assignment, ["a", "c"])).evidence
+
+
+def test_one_starts_from_the_smallest_wrong_probe_that_is_shown():
+    cases = tuple(
+        case(name, axes={"queries": size}, hidden=name == "secret")
+        for name, size in (("wide", 512), ("small", 16), ("secret", 2), ("right", 1))
+    )
+    assignment = assignment_of(cases=cases)
+    found = diagnosis(assignment, *wrong_in(assignment, ["wide", "small", "secret"]))
+    assert found.hint.endswith("start from the smallest wrong probe, small (what small tries).")
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "label"),
+    [
+        pytest.param(["shifted"], 2e-4, "variance-by-difference", id="alone"),
+        pytest.param(["shifted"], 0.4, "", id="plainly-wrong"),
+        pytest.param(["shifted"], None, "", id="not-finite"),
+        pytest.param(["shifted", "tail"], 2e-4, "", id="others-too"),
+        pytest.param(["eps"], 2e-4, "", id="another"),
+    ],
+)
+def test_digits_lost_where_values_are_far_from_zero_are_a_difference_of_squares(failing, error, label):
+    cases = tuple(dataclasses.replace(one, fill=one.name) if one.name == "shifted" else one for one in LAYER_NORM.cases)
+    assignment = dataclasses.replace(LAYER_NORM, cases=cases)
+    runs = [measured(name, {"y": error}) for name in failing]
+    runs = [dataclasses.replace(run, outputs=(dataclasses.replace(run.outputs[0], n_wrong=9),)) for run in runs]
+    assert diagnosis(assignment, *runs).label == label
 
 
 def test_errors_that_grow_with_the_length_are_told():
@@ -553,6 +738,7 @@ def test_nothing_of_a_hidden_probe_is_told_but_that_it_fails():
     assert found.sentence == "1 hidden probe fails; every visible one passes."
     for told in ("secret", "0.123", "[0, 3, 5]"):
         assert told not in str(found)
+    assert "nothing that the handout does not mention" in found.hint
 
 
 def test_a_wrong_answer_of_torch_says_so_beside_the_numbers():
@@ -578,6 +764,13 @@ def test_what_would_not_run_on_the_gpu_is_a_note_on_a_full_file(message, said):
     found = diagnosis(FORWARD, compile_report=report)
     assert found.label == ""
     assert any(said in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("alike", "said"), [(True, True), (False, False)])
+def test_the_order_of_programs_is_not_blamed_where_two_calls_differ_anyway(alike, said):
+    repeat = dataclasses.replace(right("repeat", LAYER_NORM), repeat_equal=alike)
+    found = diagnosis(LAYER_NORM, repeat, audit=audit_of(LAYER_NORM, order_dependent=True))
+    assert any("another order" in note for note in found.notes) is said
 
 
 def test_launches_named_by_a_stranger_are_made_printable():

@@ -3,7 +3,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging_facts import (
     assignment_of,
@@ -607,6 +607,7 @@ def test_another_gpu_than_asked_for_is_provisional():
     assert judged(device=dataclasses.replace(GPU, arch="sm_80"), timings=(timing(8.0),)).provisional
 
 
+@settings(deadline=None)  # time is no property of judging, and machines are busy at times
 @given(st.floats(0, 100), st.floats(0, 100))
 def test_a_faster_file_never_earns_less(a, b):
     steps = ASSIGNMENT.speed.steps
@@ -628,6 +629,7 @@ def graded(errors):
     return judge(SMALL, examination_of(SMALL, probes=tuple(runs)))
 
 
+@settings(deadline=None)  # time is no property of judging, and machines are busy at times
 @given(errors=ERRORS, at=st.integers(0, 7), share=st.floats(0, 1))
 def test_a_smaller_error_never_loses_points(errors, at, share):
     better = [error * share if i == at else error for i, error in enumerate(errors)]
@@ -636,6 +638,7 @@ def test_a_smaller_error_never_loses_points(errors, at, share):
     assert all(a.points >= b.points for a, b in zip(after.numerics.cases, before.numerics.cases, strict=True))
 
 
+@settings(deadline=None)  # time is no property of judging, and machines are busy at times
 @given(errors=ERRORS, at=st.integers(0, 7), bad=st.sampled_from([math.nan, math.inf, None]))
 def test_a_nan_anywhere_never_passes(errors, at, bad):
     grade = graded([bad if i == at else error for i, error in enumerate(errors)])
@@ -643,6 +646,7 @@ def test_a_nan_anywhere_never_passes(errors, at, bad):
     assert grade.verdict is not Verdict.FULL
 
 
+@settings(deadline=None)  # time is no property of judging, and machines are busy at times
 @given(errors=ERRORS)
 def test_judging_again_gives_the_same_grade_also_from_stored_facts(errors):
     runs = [
@@ -652,6 +656,7 @@ def test_judging_again_gives_the_same_grade_also_from_stored_facts(errors):
     assert judge(SMALL, examination) == judge(SMALL, loads(dumps(examination)))
 
 
+@settings(deadline=None)  # time is no property of judging, and machines are busy at times
 @given(floor=st.floats(1e-9, 1.0))
 def test_another_tolerance_changes_the_judgement_and_not_the_facts(floor):
     examination = with_probe(EXAMINATION, wrong("tail", ASSIGNMENT, error=1e-3))
@@ -664,6 +669,7 @@ def test_another_tolerance_changes_the_judgement_and_not_the_facts(floor):
     assert dumps(examination) == facts
 
 
+@settings(deadline=None)  # time is no property of judging, and machines are busy at times
 @given(
     st.lists(st.sampled_from([one.name for one in SMALL.cases]), max_size=4),
     st.sampled_from(list(FailureKind)),

@@ -250,6 +250,29 @@ def test_every_axis_says_what_was_measured_and_what_was_asked():
     }
 
 
+@pytest.mark.parametrize(
+    ("required", "asked"),
+    [
+        pytest.param((), "all of them", id="none"),
+        pytest.param(("random",), "all of them; the required one before anything counts", id="one"),
+    ],
+)
+def test_how_many_probes_are_required_is_said_in_good_english(required, asked):
+    cases = tuple(dataclasses.replace(one, required=one.name in required) for one in ASSIGNMENT.cases)
+    assert report_of(dataclasses.replace(ASSIGNMENT, cases=cases)).section("numerics").asked == asked
+
+
+@pytest.mark.parametrize("for_staff", [False, True])
+def test_where_a_tensors_memory_comes_from_is_for_staff(for_staff):
+    findings = tuple(
+        Finding(kind=kind, message=f"Line 7: {kind} of dO.", line=7)
+        for kind in ("foreign-memory", "out-of-bounds-load")
+    )
+    found = report_of(ASSIGNMENT, audit=audit_of(ASSIGNMENT, findings=findings), for_staff=for_staff)
+    rows = block_of(found, "structure", Table, "What the audit saw").rows
+    assert [row[0] for row in rows] == ["foreign-memory"] * for_staff + ["out-of-bounds-load"]
+
+
 def test_an_axis_that_earns_nothing_for_a_required_probe_says_so():
     said = "Nothing is earned before the required probes pass"
     found = report_of(ASSIGNMENT, wrong("random", ASSIGNMENT))

@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grader.wording import Hostile, about, bytes_text, count, csv_table, listed, one_line, plain, points_text, rate_text
+from grader.wording import (
+    Hostile,
+    about,
+    apart,
+    bytes_text,
+    count,
+    csv_table,
+    listed,
+    one_line,
+    plain,
+    points_text,
+    rate_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +58,19 @@ def test_any_text_can_be_printed(text):
     shown.encode()
     assert all(char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for char in shown)
     assert plain(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "shown"),
+    [
+        pytest.param(0.25, 0.125, ("0.25", "0.125"), id="far"),
+        pytest.param(1.74612, 1.74634, ("1.7461", "1.7463"), id="near"),
+        pytest.param(1.0, 1.0 + 2**-52, ("1", "1.0000000000000002"), id="next"),
+        pytest.param(2.0, 2.0, ("2", "2"), id="equal"),
+    ],
+)
+def test_two_numbers_have_the_digits_that_tell_them_apart(got, want, shown):
+    assert apart(got, want) == shown
 
 
 def test_one_line_has_no_line_breaks_and_an_end():
@@ -115,7 +140,9 @@ def test_no_part_of_a_cell_is_one_where_other_signs_part_cells(between):
 def test_every_csv_is_made_by_that_function():
     grader = Path(__file__).resolve().parents[2] / "grader"
     writers = [
-        path.name for path in grader.rglob("*.py") if re.search(r"^\s*(import|from) csv", path.read_text(), re.M)
+        path.name
+        for path in grader.rglob("*.py")
+        if re.search(r"\bcsv\.(writer|DictWriter)\b|^\s*from csv\b|^\s*import csv as", path.read_text(), re.M)
     ]
     assert writers == ["wording.py"]
 
