@@ -587,10 +587,8 @@ def assign(ctx: click.Context, /, course_slug: str, slugs: tuple[str, ...], **gi
     named = {key: value for key, value in given.items() if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE}
     settings = _settings()
     catalog = Catalog(settings.assignments_dir)
-    known = catalog.slugs()
     for slug in slugs:
-        if slug not in known:
-            raise UserError(f"There is no assignment {slug!r}; there are: {', '.join(known) or 'none'}.")
+        _demand_assignment(catalog, slug)
     with _database(settings) as database, _changing(database) as (session, tell):
         found = _course(session, course_slug)
         for slug in slugs:
@@ -749,8 +747,7 @@ def rejudge(submission_ids: tuple[int, ...], slug: str | None) -> None:
     catalog = Catalog(settings.assignments_dir)
     judged = changed = 0
     with _database(settings) as database:
-        with database.read() as session:
-            work = submissions.graded(session, slug=slug) if slug else list(submission_ids)
+        work = _graded(database, catalog, slug) if slug else list(submission_ids)
         for submission_id in work:
             try:
                 # one transaction each: a long list must not keep workers waiting
@@ -772,17 +769,21 @@ def rejudge(submission_ids: tuple[int, ...], slug: str | None) -> None:
 
 
 @cli.command("run-again")
-@click.argument("submission_ids", nargs=-1, type=int, required=True)
-def run_again(submission_ids: tuple[int, ...]) -> None:
+@click.argument("submission_ids", nargs=-1, type=int)
+@click.option("--assignment", "slug", help="Every graded submission for this assignment.")
+def run_again(submission_ids: tuple[int, ...], slug: str | None) -> None:
     """Queue finished or faulted submissions for new measurements. A grade that one has counts until they are there.
 
     Says of each what became of it. Exits 1 unless all were queued.
     """
+    if bool(submission_ids) == bool(slug):
+        raise click.UsageError("Name submissions, or one --assignment.")
     settings = _settings()
     bell = Doorbell(make_celery(settings))
     queued = 0
     with _database(settings) as database:
-        for submission_id in submission_ids:
+        work = _graded(database, Catalog(settings.assignments_dir), slug) if slug else list(submission_ids)
+        for submission_id in work:
             with database.write() as session:
                 device = submissions.run_again(session, submission_id, actor_id=None, now=_now())
             if device is None:
@@ -791,7 +792,7 @@ def run_again(submission_ids: tuple[int, ...]) -> None:
             queued += 1
             bell.ring(device)
             click.echo(f"{submission_id}: in the queue again.")
-    sys.exit(0 if queued == len(submission_ids) else 1)
+    sys.exit(0 if queued == len(work) else 1)
 
 
 @cli.command("audit")
@@ -949,6 +950,21 @@ def _board(session: Session, entry: CourseAssignment, board_id: int) -> Board:
 
 def _new_password(from_stdin: bool) -> str:
     return sys.stdin.readline().rstrip("\n") if from_stdin else accounts.random_password()
+
+
+def _demand_assignment(catalog: Catalog, slug: str) -> None:
+    known = catalog.slugs()
+    if slug not in known:
+        raise UserError(f"There is no assignment {slug!r}; there are: {', '.join(known) or 'none'}.")
+
+
+def _graded(database: Database, catalog: Catalog, slug: str) -> list[int]:
+    """Every graded submission for that assignment, which may have lost its folder meanwhile."""
+    with database.read() as session:
+        found = submissions.graded(session, slug=slug)
+    if not found:
+        _demand_assignment(catalog, slug)
+    return found
 
 
 def _still_to_write(what: str, left: list[scaffold.Left]) -> str:

@@ -416,6 +416,33 @@ def test_what_is_measured_again_rings_for_its_own_device_alone(tilegrade, hand_i
     valkey.close()
 
 
+def test_all_of_an_assignment_is_measured_again(tilegrade, hand_in, environ, broker, facts, assignment):
+    environ["TILEGRADE_BROKER_URL"] = broker.url
+    first, second, waiting = hand_in(b"x = 1"), hand_in(b"x = 2"), hand_in(b"x = 3")
+    database = Database(environ["TILEGRADE_DATABASE_URL"])
+    now = datetime.now(UTC)
+    with database.write() as session:
+        for _ in (first, second):
+            job = submissions.claim_next(session, worker="w", device="cpu", now=now, lease=timedelta(seconds=30))
+            submissions.record(session, job, facts(), assignment, now=now)
+    said = tilegrade("run-again", "--assignment", "doubling")
+    assert said == f"{first}: in the queue again.\n{second}: in the queue again.\n"
+    with database.read() as session:
+        states = {row.id: row.state for row in session.execute(select(Submission.id, Submission.state))}
+    assert states == dict.fromkeys((first, second, waiting), State.QUEUED)
+    database.close()
+
+
+@pytest.mark.parametrize("command", ["rejudge", "run-again"])
+def test_what_is_done_again_is_named(course_of_ada, environ, tilegrade, command):
+    for arguments in ((command,), (command, "1", "--assignment", "doubling")):
+        done = CliRunner().invoke(cli, arguments, env=environ)
+        assert (done.exit_code, "Name submissions, or one --assignment." in done.output) == (2, True)
+    with pytest.raises(UserError, match=r"There is no assignment 'tripling'; there are: doubling\.$"):
+        tilegrade(command, "--assignment", "tripling")
+    tilegrade(command, "--assignment", "doubling")  # nothing of it is graded yet, and that is no mistake
+
+
 def test_who_did_what_is_shown_the_latest_first(tilegrade, hand_in, environ):
     submission_id = hand_in()
     assert tilegrade("user", "close", "Ada") == "ada is let in no longer.\n"
