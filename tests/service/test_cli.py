@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import click
 import pytest
 import redis
 from click.testing import CliRunner
@@ -600,6 +602,20 @@ def test_a_folder_that_cannot_be_written_to_is_named(environ, read_only_folder, 
     assert done.returncode == 2
     assert done.stderr.startswith(f"tilegrade: The folder {data} cannot be {'made' if within else 'written to'}")
     assert done.stderr.count("\n") == 1
+
+
+def test_every_command_that_operators_are_told_of_is_there():
+    text = (ROOT / "docs" / "operating.md").read_text()
+    told = set(re.findall(r"(?:`|^|exec \w+ )(tilegrade [a-z][a-z -]*)", text, re.MULTILINE))
+    assert {"tilegrade db upgrade", "tilegrade course roster "} <= told
+    for line in told:
+        found = cli
+        for word in line.split()[1:]:
+            if not isinstance(found, click.Group):
+                break
+            assert word in found.commands, line
+            found = found.commands[word]
+        assert not isinstance(found, click.Group), line
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
