@@ -33,6 +33,7 @@ POOL_SIZE = 16
 PING_AFTER_S = 1.0  # SQLAlchemy's own `pool_pre_ping` asks every time, which is as dear as a small page's statement
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _BEGIN = "tilegrade_begin"
+_MIGRATION_LOCK = 0x71_1E_64_AD  # any number that nobody else of this database takes
 
 
 class Database:
@@ -237,6 +238,9 @@ def _migrating(database: Database) -> Iterator[Config]:
             raw.execute("PRAGMA foreign_keys = OFF")
         try:
             with connection.begin():
+                if engine.dialect.name == "postgresql":
+                    # one at a time, as SQLite's writers are anyway; the next one finds nothing left to do
+                    connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
                 config.attributes["connection"] = connection
                 yield config
         finally:

@@ -6,6 +6,7 @@ import itertools
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 
 import alembic.command
@@ -28,6 +29,20 @@ def test_models_and_migrations_agree(database):
 
 def test_upgrading_again_changes_nothing(database):
     db.upgrade(database)
+    assert db.difference_from_models(database) == ""
+
+
+def test_upgrades_at_once_wait_for_each_other(database, database_url):
+    with db._migrating(database) as config:
+        alembic.command.downgrade(config, "0001")
+
+    def upgrade(_):
+        mine = Database(database_url)
+        db.upgrade(mine)
+        mine.close()
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(upgrade, range(3))) == [None] * 3  # what one raises is raised here
     assert db.difference_from_models(database) == ""
 
 
