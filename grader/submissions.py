@@ -692,8 +692,8 @@ def report_worker(
     now: datetime,
     submission_id: int | None = None,
     note: str | None = None,
-) -> None:
-    """Say that a worker is there and what it does."""
+) -> datetime:
+    """Say that a worker is there and what it does. Returns when the latest of that name started."""
     row = session.get(Worker, name)
     if row is None:
         row = Worker(name=name, device=device, started_at=now)
@@ -703,6 +703,7 @@ def report_worker(
     row.device, row.status, row.seen_at, row.submission_id = device, status, now, submission_id
     if note is not None:
         row.note = note
+    return row.started_at
 
 
 def workers(session: Session) -> list[Worker]:

@@ -122,6 +122,7 @@ class Grader:
         self._claiming = threading.Lock()
         self._reporting = threading.Lock()
         self._said_goodbye = False
+        self._started_at: datetime | None = None  # as the database has it, while nobody else has our name
         self._gradings: list[_Grading] = []  # the oldest first
         self._faults_in_a_row = 0
         self._rest_until = 0.0
@@ -388,7 +389,7 @@ class Grader:
             with self._lock:
                 job = self._gradings[0].job if self._gradings and status is None else None
             with self._database.write() as session:
-                submissions.report_worker(
+                started_at = submissions.report_worker(
                     session,
                     name=self._name,
                     device=self._settings.device,
@@ -397,6 +398,11 @@ class Grader:
                     note=self._quarantined or self._note,
                     now=self._now(),
                 )
+            if status is WorkerStatus.STARTING:
+                self._started_at = started_at
+            elif self._started_at not in (None, started_at):
+                self._started_at = None  # said once
+                log.warning("another worker reports as %s too: give each its own TILEGRADE_SLOT", self._name)
 
     def _when_free(self) -> WorkerStatus:
         return WorkerStatus.QUARANTINED if self._quarantined else WorkerStatus.IDLE

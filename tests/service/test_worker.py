@@ -242,6 +242,21 @@ def test_an_examination_that_is_no_longer_wanted_ends(school, make_grader, wait_
     assert (row.state, row.lost_attempts) == (expected, 0)
 
 
+def test_a_worker_hears_of_another_one_of_its_name(make_grader, answers, wait_until, caplog):
+    make_grader(answers, name="same")
+    assert "TILEGRADE_SLOT" not in caplog.text
+    make_grader(answers, name="same")
+    said = "another worker reports as same too: give each its own TILEGRADE_SLOT"
+    wait_until(lambda: said in caplog.text, 20, "a word about the name")
+
+
+def test_a_worker_that_starts_again_is_no_other_one(school, make_grader, answers, caplog):
+    make_grader(answers, name="same").close()
+    school.hand_in()
+    assert make_grader(answers, name="same").grade_waiting() == 1  # it reports before and after
+    assert "TILEGRADE_SLOT" not in caplog.text
+
+
 def test_stopping_hands_the_submission_back(school, make_grader, wait_until):
     def examine(_assignment, _source, progress):
         while True:
