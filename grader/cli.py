@@ -601,6 +601,45 @@ def assign(ctx: click.Context, /, course_slug: str, slugs: tuple[str, ...], **gi
             tell(f"{_set(entry, window.deadline)}, {_state(entry, window)}")
 
 
+@course_group.command("unenrol")
+@click.argument("course_slug")
+@click.argument("names", nargs=-1, required=True)
+def unenrol(course_slug: str, names: tuple[str, ...]) -> None:
+    """Take users out of a course. What they handed in stays; boards and grades are without them."""
+    with _database(_settings()) as database, _changing(database) as (session, tell):
+        found = _course(session, course_slug)
+        for name in names:
+            user = _user(session, name)
+            enrollment = course.enrollment_of(session, course_id=found.id, user_id=user.id)
+            if enrollment is None:
+                raise UserError(f"{user.name} is not in {found.slug}.")
+            course.unenrol(session, enrollment, actor_id=None, now=_now())
+            tell(f"{user.name} is no longer in {found.slug}")
+
+
+@course_group.command("unassign")
+@click.argument("course_slug")
+@click.argument("slug")
+def unassign(course_slug: str, slug: str) -> None:
+    """Take an assignment out of a course, where nothing was handed in for it."""
+    with _database(_settings()) as database, _changing(database) as (session, tell):
+        entry = _entry(session, course_slug, slug)
+        course.unset_assignment(session, entry, actor_id=None, now=_now())
+        tell(f"{course_slug} sets {slug} no longer")
+
+
+@course_group.command("close")
+@click.argument("course_slug")
+@click.argument("slug")
+@click.option("--reason", required=True, help="For those who teach the course.")
+def close_assignment(course_slug: str, slug: str, reason: str) -> None:
+    """Take no more hand-ins for an assignment, until `reopen`."""
+    with _database(_settings()) as database, _changing(database) as (session, tell):
+        entry = _entry(session, course_slug, slug)
+        course.close_assignment(session, entry=entry, reason=reason, actor_id=None, now=_now())
+        tell(_set(entry))
+
+
 @course_group.command("reopen")
 @click.argument("course_slug")
 @click.argument("slug")

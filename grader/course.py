@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session, joinedload
 
 from grader import accounts, devices
 from grader.assignment import SLUG, Assignment, load_assignment
 from grader.deadlines import Window
 from grader.errors import AssignmentError, UserError
-from grader.models import Course, CourseAssignment, Enrollment, Extension, Role, User
-from grader.wording import one_line
+from grader.models import Course, CourseAssignment, Enrollment, Extension, Role, Submission, User
+from grader.wording import count, one_line
 
 WindowOf = Callable[[int], Window]  # by user id
 
@@ -128,6 +128,14 @@ def enrol(
         detail = f"user {found.user.name}, course {found.course.slug}: {role.value}{was}"
         accounts.audit(session, actor_id=actor_id, action="enrol", detail=detail, now=now)
     return found
+
+
+def unenrol(session: Session, enrollment: Enrollment, *, actor_id: int | None, now: datetime) -> None:
+    """Take somebody out of a course. What they handed in stays; boards, grades and counts are without them."""
+    detail = f"user {enrollment.user.name}, course {enrollment.course.slug}, who was {enrollment.role.value}"
+    accounts.audit(session, actor_id=actor_id, action="unenrol", detail=detail, now=now)
+    session.delete(enrollment)
+    session.flush()
 
 
 def rename(session: Session, enrollment: Enrollment, nickname: str) -> None:
@@ -260,6 +268,25 @@ def set_assignment(
         detail = "; ".join((f"assignment {found.id} ({slug})", *changes))
         accounts.audit(session, actor_id=actor_id, action="set-assignment", detail=detail, now=now)
     return found
+
+
+def unset_assignment(session: Session, entry: CourseAssignment, *, actor_id: int | None, now: datetime) -> None:
+    """Take an assignment out of a course.
+
+    Raises:
+        UserError: something was handed in for it, and that stays.
+    """
+    handed_in = select(func.count(Submission.id)).where(Submission.course_assignment_id == entry.id)
+    if n := session.scalar(handed_in):
+        raise UserError(
+            f"{count(n, 'submission')} for {entry.slug} would be lost with it. "
+            f"`tilegrade course close {entry.course.slug} {entry.slug} --reason WHY` takes no more."
+        )
+    detail = f"assignment {entry.id} ({entry.slug}), course {entry.course.slug}"
+    accounts.audit(session, actor_id=actor_id, action="unset-assignment", detail=detail, now=now)
+    session.execute(delete(Extension).where(Extension.course_assignment_id == entry.id))
+    session.delete(entry)
+    session.flush()
 
 
 def assignments_of(session: Session, course_id: int) -> list[CourseAssignment]:

@@ -155,7 +155,7 @@ def test_people_and_courses_are_listed(tilegrade, course_of_ada):
 def test_what_changes_a_course_says_what_holds_now(tilegrade, course_of_ada, environ):
     assert tilegrade("course", "enrol", "gpu", "Ada", "--role", "instructor") == "ada is an instructor in gpu\n"
     assign = ("course", "assign", "gpu", "doubling")
-    assert tilegrade(*assign) == "doubling: cpu, until 2027-03-01 23:59 UTC, open now\n"
+    assert tilegrade(*assign) == "doubling: cpu, until 2027-03-01 23:59 UTC (the folder's), open now\n"
     late = ("--deadline", "2999-12-10", "--late-days", "2", "--late-percent", "10")
     assert tilegrade(*assign, *late) == "doubling: cpu, until 2999-12-10 23:59:59 UTC, 2 late days at 10 %, open now\n"
     past = ("--deadline", "2020-12-10", "--late-days", "0")
@@ -163,18 +163,47 @@ def test_what_changes_a_course_says_what_holds_now(tilegrade, course_of_ada, env
     later = ("--deadline", "2999-12-10", "--opens-at", "2998-01-02")
     assert tilegrade(*assign, *later).endswith(", opens 2998-01-02 00:00 UTC\n")
     tilegrade(*assign, "--opens-at", "none")
-    database = Database(environ["TILEGRADE_DATABASE_URL"])
-    with database.write() as session:
-        session.execute(update(CourseAssignment).values(closed_reason="broken"))
-    database.close()
+    closed = tilegrade("course", "close", "gpu", "doubling", "--reason", "broken")
+    assert closed == "doubling: cpu, until 2999-12-10 23:59:59 UTC, closed: broken\n"
     assert tilegrade(*assign).endswith(", closed: broken, not open\n")
     assert tilegrade("course", "reopen", "gpu", "doubling").endswith("until 2999-12-10 23:59:59 UTC, open now\n")
+
+
+def test_who_leaves_a_course_is_in_no_grades_and_may_come_back(tilegrade, hand_in):
+    number = hand_in()
+    assert tilegrade("course", "unenrol", "gpu", "Ada") == "ada is no longer in gpu\n"
+    assert tilegrade("user", "list") == "ada\n"
+    assert "ada" not in tilegrade("course", "grades", "gpu")
+    with pytest.raises(UserError, match="ada is not in gpu"):
+        tilegrade("course", "unenrol", "gpu", "ada")
+    with pytest.raises(UserError, match="You are not enrolled in this course"):
+        tilegrade("submit", OK_FILE, "--user", "ada", "--course", "gpu", "--assignment", "doubling")
+    assert "unenrol: user ada, course gpu, who was student" in tilegrade("audit", "--limit", 1)
+    tilegrade("course", "enrol", "gpu", "ada")
+    assert tilegrade("course", "grades", "gpu").splitlines()[1].startswith("ada,doubling,")
+    assert number == 1
+
+
+def test_an_assignment_leaves_a_course_where_nothing_was_handed_in(tilegrade, course_of_ada, tmp_path):
+    tilegrade("course", "extend", "gpu", "doubling", "ada", "--until", "2999-01-01")
+    assert tilegrade("course", "unassign", "gpu", "doubling") == "gpu sets doubling no longer\n"
+    assert tilegrade("course", "list") == "gpu: GPU programming\n"
+    with pytest.raises(UserError, match="does not set 'doubling'"):
+        tilegrade("course", "unassign", "gpu", "doubling")
+    tilegrade("course", "assign", "gpu", "doubling")
+    (tmp_path / "mine.py").write_text("x = 1")
+    tilegrade("submit", tmp_path / "mine.py", "--user", "ada", "--course", "gpu", "--assignment", "doubling")
+    with pytest.raises(
+        UserError, match=r"1 submission for doubling would be lost .* `tilegrade course close gpu d"
+    ):
+        tilegrade("course", "unassign", "gpu", "doubling")
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         pytest.param(("course", "enrol", "gpu", "bob", "eve"), id="enrol"),
+        pytest.param(("course", "unenrol", "gpu", "ada", "eve"), id="unenrol"),
         pytest.param(("course", "assign", "gpu", "doubling", "broken", "--deadline", "2027-01-05"), id="assign"),
     ],
 )
