@@ -193,9 +193,7 @@ def test_an_assignment_leaves_a_course_where_nothing_was_handed_in(tilegrade, co
     tilegrade("course", "assign", "gpu", "doubling")
     (tmp_path / "mine.py").write_text("x = 1")
     tilegrade("submit", tmp_path / "mine.py", "--user", "ada", "--course", "gpu", "--assignment", "doubling")
-    with pytest.raises(
-        UserError, match=r"1 submission for doubling would be lost .* `tilegrade course close gpu d"
-    ):
+    with pytest.raises(UserError, match=r"1 submission for doubling would be lost .* `tilegrade course close gpu d"):
         tilegrade("course", "unassign", "gpu", "doubling")
 
 
