@@ -64,7 +64,8 @@ WARM_POOLS = 2
 DATABASE_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 9.0)  # and then the last one again and again
 DATABASE_PATIENCE_S = 600.0  # without a database there is nothing else to do, and minutes of measuring hang on it
 LOOK_FOR_DATABASE_S = 2.0
-LEAST_STANDSTILL_S = 10.0
+STANDSTILL_S = 10.0  # no busy host keeps a thread waiting for so long; half of what one call of a file's may take
+NAP_S = 1.0
 
 log = logging.getLogger("tilegrade.worker")
 
@@ -127,7 +128,7 @@ class Grader:
         self._faults_in_a_row = 0
         self._rest_until = 0.0
         self._stopping = threading.Event()
-        self._slept_from: float | None = None  # monotonic, while the heartbeat waits for its next
+        self._wakes_at: float | None = None  # monotonic, while the heartbeat naps
         self._heart: threading.Thread | None = None
 
     def start(self) -> None:
@@ -317,23 +318,25 @@ class Grader:
             log.warning("could not say goodbye, the lease will lapse: %s", _briefly(exc))
 
     def _sleep(self) -> bool:
-        """Wait until the next heartbeat is due; True when this worker is to stop."""
-        self._slept_from = time.monotonic()
-        stopping = self._stopping.wait(self._settings.heartbeat_s)
-        if self._stood_still():
-            self._hand_back(void=True)
-        self._slept_from = None
-        return stopping
+        """Wait until the next heartbeat is due; True when this worker is to stop. Notices when it was halted."""
+        until = time.monotonic() + self._settings.heartbeat_s
+        while (left_s := until - time.monotonic()) > 0 and not self._stopping.is_set():
+            nap_s = min(left_s, NAP_S)
+            self._wakes_at = time.monotonic() + nap_s
+            self._stopping.wait(nap_s)
+            if self._stood_still():
+                self._hand_back(void=True)
+            self._wakes_at = None
+        return self._stopping.is_set()
 
     def _stood_still(self) -> bool:
-        """True when this process, or its whole host, was halted for longer than its lease, and woke just now.
+        """True when this process, or its whole host, was halted for a while, and woke just now.
 
         A paused container, a suspended machine. The limits of calls went on meanwhile, and a candidate that answered
         in time would be told that it was too slow.
         """
-        since = self._slept_from
-        most_s = self._settings.heartbeat_s + max(self._settings.lease_s, LEAST_STANDSTILL_S)
-        return since is not None and time.monotonic() - since > most_s
+        wakes_at = self._wakes_at
+        return wakes_at is not None and time.monotonic() - wakes_at > STANDSTILL_S
 
     def _is_void(self, grading: _Grading) -> bool:
         """True when nothing that was measured may count, because this worker stood still. It is handed back by then."""

@@ -194,14 +194,14 @@ def test_a_worker_that_stood_still_hands_back_what_it_measured_meanwhile(
     real_time, look, ring, start, wait_until, tmp_path
 ):
     """A paused container: the limits of calls went on, so nothing may be told of the file. No attempt is lost."""
-    hasty = "import runpy, workers.tasks; workers.tasks.LEAST_STANDSTILL_S = 1.0; "
+    hasty = "import runpy, workers.tasks; workers.tasks.STANDSTILL_S = 3.0; "
     hasty += f"runpy.run_path({str(SCRIPTED)!r}, None, '__main__')"
     worker = start("-c", hasty)
     submission_id = real_time("ada", "sleep 2")
     ring("cpu")
     wait_until(lambda: "numerics" in submissions.stages_of(look(submission_id)), 20, "progress")
     worker.send_signal(signal.SIGSTOP)
-    time.sleep(3.0)  # lease and heartbeat are 1.8 s
+    time.sleep(5.0)
     assert look(submission_id).state is State.RUNNING
     worker.send_signal(signal.SIGCONT)
     wait_until(lambda: look(submission_id).attempt == 2, 20, "another attempt")
