@@ -236,6 +236,7 @@ OTHER_THAN_DEFAULT = {
     **{name: str(7000 + number) for number, name in enumerate(sorted(set().union(*READ_BY.values())))},
     "DATABASE_URL": "postgresql://other/db",
     "BROKER_URL": "redis://other:6379/0",
+    "SECRET_KEY": "0123456789" * 4,
     "SECURE_COOKIES": "1",
     "ALLOW_REDUCED_SANDBOX": "1",
     "WEB_PROCESSES": "3",
