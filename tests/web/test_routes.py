@@ -270,6 +270,7 @@ def test_no_act_by_following_a_link(world: World, endpoint: str) -> None:
     if answer.status_code == 405:  # after a refused form the browser stands there: the way back is on the page
         links = re.findall(r'<a class="button main" href="([^"]+)">To the page with that form', answer.text)
         assert [client.get(link).status_code for link in links] == [200]
+        assert re.search(r'<p class="head-acts">\s*<a ', answer.text), "what keeps buttons apart"
 
 
 @pytest.mark.parametrize(
