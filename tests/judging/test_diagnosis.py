@@ -299,6 +299,11 @@ def test_trailing_rows_of_poison_are_unwritten_output():
     assert any("160 elements" in line for line in found.evidence)
 
 
+def test_rows_that_are_written_for_other_values_are_not_unwritten():
+    found = diagnosis(FORWARD, unwritten(FORWARD, "large"))
+    assert found.label == ""
+
+
 def test_garbage_in_trailing_rows_needs_the_audit_to_be_called_unwritten():
     outputs = (output("o", 1e30, wrong_rows=(62, 63), n_wrong_rows=2, n_wrong=64), output("lse"))
     runs = [measured(name, {}, outputs=outputs) for name in UNWRITTEN_IN]
@@ -373,6 +378,14 @@ def test_two_launches_are_not_fused():
     found = diagnosis(LAYER_NORM, audit=audit)
     assert found.label == "not-fused"
     assert "2 launches (dropout_kernel and norm)" in found.sentence
+
+
+def test_one_kernel_launched_again_and_again_is_told_so():
+    launch = dataclasses.replace(audit_of(FORWARD).launches[0], kernel="attend")
+    found = diagnosis(FORWARD, audit=audit_of(FORWARD, n_launches=3, launches=(launch,) * 3))
+    assert found.label == "not-fused"
+    assert "3 launches (attend, 3 times)" in found.sentence
+    assert "One grid has room" in found.hint
 
 
 @pytest.mark.parametrize(
