@@ -21,12 +21,14 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from grader.errors import UserError
 from grader.settings import make_private_dir
+from grader.wording import one_line
 
 SQLITE_BUSY_TIMEOUT_MS = 10_000
 POOL_SIZE = 16
@@ -114,6 +116,24 @@ def _ping_after_a_rest(
         engine.dialect.do_ping(connection)
     except engine.dialect.loaded_dbapi.Error as exc:
         raise DisconnectionError(str(exc)) from exc
+
+
+def is_away(error: SQLAlchemyError) -> bool:
+    """True when the database cannot be reached or used just now: stopped, restarting, overrun, locked, its disk full.
+
+    False for what would go wrong the next time as well, such as a table that is not there.
+    """
+    if isinstance(error, NoConnectionLeft):
+        return True
+    if not isinstance(error, OperationalError):
+        return isinstance(error, DBAPIError) and error.connection_invalidated
+    # SQLite has this one kind for both
+    return getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR
+
+
+def briefly(error: SQLAlchemyError) -> str:
+    """What the database said, in one line."""
+    return one_line(str(error.orig if isinstance(error, DBAPIError) else error), 300)
 
 
 def upgrade(database: Database) -> None:

@@ -308,14 +308,14 @@ class Grader:
                 self._renew()
             except OperationalError as exc:
                 # the lease outlasts several of these
-                log.warning("no heartbeat could be written: %s", _briefly(exc))
+                log.warning("no heartbeat could be written: %s", db.briefly(exc))
             except Exception:
                 log.exception("no heartbeat could be written")
         try:
             self._hand_back()
             self._report(WorkerStatus.STOPPED)
         except OperationalError as exc:
-            log.warning("could not say goodbye, the lease will lapse: %s", _briefly(exc))
+            log.warning("could not say goodbye, the lease will lapse: %s", db.briefly(exc))
 
     def _sleep(self) -> bool:
         """Wait until the next heartbeat is due; True when this worker is to stop. Notices when it was halted."""
@@ -368,7 +368,7 @@ class Grader:
             except OperationalError as exc:
                 if self._stopping.is_set() or time.monotonic() > until:
                     raise
-                log.warning("the database is away, trying again in %.1f s: %s", delay_s, _briefly(exc))
+                log.warning("the database is away, trying again in %.1f s: %s", delay_s, db.briefly(exc))
                 self._stopping.wait(delay_s)
         raise AssertionError("unreachable")
 
@@ -479,7 +479,7 @@ def _while_database_is_there() -> Iterator[None]:
     try:
         yield
     except OperationalError as exc:
-        log.warning("the database is away: %s", _briefly(exc))
+        log.warning("the database is away: %s", db.briefly(exc))
 
 
 def worker_name(settings: Settings) -> str:
@@ -570,7 +570,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             return 0 if _is_alive(settings) else 1
         except DBAPIError as exc:
-            print(f"tilegrade worker: The database cannot be used: {_briefly(exc)}", file=sys.stderr)
+            print(f"tilegrade worker: The database cannot be used: {db.briefly(exc)}", file=sys.stderr)
             return 1
     _await_database(settings)
     environ_before = dict(os.environ)  # what follows narrows what CUDA sees
@@ -784,7 +784,7 @@ def _await_database(settings: Settings) -> None:
         try:
             why = database_trouble(database, settings, lambda: datetime.now(UTC))
         except DBAPIError as exc:
-            why = f"The database cannot be used: {_briefly(exc)}"
+            why = f"The database cannot be used: {db.briefly(exc)}"
         finally:
             database.close()
         if not why:
@@ -793,10 +793,6 @@ def _await_database(settings: Settings) -> None:
             log.warning("waiting: %s", why)
             said = why
         time.sleep(LOOK_FOR_DATABASE_S)
-
-
-def _briefly(exc: DBAPIError) -> str:
-    return one_line(str(exc.orig), 300)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ import logging
 from flask import Flask, current_app, g, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 from flask_wtf.csrf import CSRFError
+from sqlalchemy import exc as sql
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
+from grader.db import briefly, is_away
 from grader.errors import AssignmentError, UserError
 from grader.web.assignments import assignment_page
 from grader.web.auth import where_they_were
@@ -50,6 +52,7 @@ def register(app: Flask) -> None:
     app.register_error_handler(CSRFError, _csrf_error)
     app.register_error_handler(RequestEntityTooLarge, _too_large)
     app.register_error_handler(HTTPException, _http_error)
+    app.register_error_handler(sql.SQLAlchemyError, _database_error)
     app.register_error_handler(Exception, _our_fault)
 
 
@@ -147,6 +150,17 @@ def _log_in_and_go_on() -> ResponseReturnValue:
         error="Your session has ended, so nothing was handed in yet. Log in; what you gave is kept.",
     )
     return page, 401
+
+
+def _database_error(error: sql.SQLAlchemyError) -> ResponseReturnValue:
+    if not is_away(error):
+        return _our_fault(error)
+    # one line for each request of an outage: a stack would tell no more
+    log.error("%s %s: the database is away: %s", request.method, one_line(request.path), briefly(error))
+    advice = "Nothing that was stored is lost. Try again in a minute."
+    if request.method == "POST":
+        advice = "What you sent was not taken. Send it again in a minute; what did arrive is not taken twice."
+    return _page(503, "The database cannot be reached just now", advice)
 
 
 def _our_fault(error: Exception) -> ResponseReturnValue:
