@@ -26,7 +26,7 @@ from grader.assignment import Assignment
 from grader.measurement import CompileReport
 from reference.operation import Operation
 from workers import claims
-from workers.compiling import OUTPUT_BYTES, TARGETS, Gathered, Sandboxes, Workload, input_shapes
+from workers.compiling import OUTPUT_BYTES, TARGETS, Gathered, Sandboxes, Workload, input_specs
 from workers.devices.cpu import strided
 from workers.interview import CandidateFailedError, Interview, load_request
 from workers.isolation import BACKGROUND_NICE, Limits
@@ -157,11 +157,11 @@ def calls(assignment: Assignment, operation: Operation) -> list[Call]:
 
 
 def _call(operation: Operation, axes: Mapping[str, int], dtype: str, options: Mapping[str, Any], layout: str) -> Call:
-    shapes = input_shapes(operation, axes, options)
-    specs = {name: {"name": name, "shape": list(shape), "dtype": dtype} for name, shape in shapes.items()}
+    specs = input_specs(operation, axes, dtype, options)
+    shapes = [spec["shape"] for spec in specs.values()]
     if layout == "strided":
-        for name, spec in specs.items():
-            spec["strides"] = list(strided(torch.empty(shapes[name])).stride())
+        for spec in specs.values():
+            spec["strides"] = list(strided(torch.empty(spec["shape"])).stride())
     request = {
         "op": "compile",
         "inputs": [specs[name] for name in operation.inputs],
@@ -169,8 +169,8 @@ def _call(operation: Operation, axes: Mapping[str, int], dtype: str, options: Ma
         "options": [options.get(name) for name in operation.options],
     }
     # Triton compiles a kernel anew where a number is 1 or a multiple of 16, or where it was not
-    sizes = tuple((size == 1, size % 16 == 0) for shape in shapes.values() for size in shape)
-    last = tuple(shape[-1] for shape in shapes.values())
+    sizes = tuple((size == 1, size % 16 == 0) for shape in shapes for size in shape)
+    last = tuple(shape[-1] for shape in shapes)
     title = f"{' '.join(f'{axis}={size}' for axis, size in axes.items())} {dtype}"
     return Call(request, (dtype, layout, sizes, last, tuple(sorted(options.items(), key=str))), title)
 

@@ -409,14 +409,14 @@ class _Candidate:
         make = functools.partial(_empty_or_zeros, device=memory)
         upstream = message["upstream"]
         wants_graph = self._entry.is_autograd or upstream is not None
-        inputs = [
-            make(spec, dtype=getattr(torch, spec["dtype"])).requires_grad_(wants_graph) for spec in message["inputs"]
-        ]
+        inputs = [make(spec, dtype=getattr(torch, spec["dtype"])) for spec in message["inputs"]]
+        for value in inputs:
+            value.requires_grad_(wants_graph and value.is_floating_point())
         returned = self._entry.call(*inputs, *message["options"])
         output = returned[0] if isinstance(returned, tuple | list) and returned else returned
         if upstream is not None and isinstance(output, torch.Tensor) and output.requires_grad:
             gradient = make(upstream, dtype=output.dtype)
-            entry.gradients(output, inputs, gradient)
+            entry.gradients(output, [value for value in inputs if value.requires_grad], gradient)
 
     def _explain(self, exc: BaseException, stage: str) -> Message:
         if isinstance(exc, _UnknownError) or (stage == "load" and self._compiler.skipped):

@@ -362,23 +362,30 @@ def _compile(interview: Interview, workload: Workload, gathered: Gathered, deadl
 
 
 def _workload(operation: Operation, axes: Mapping[str, int], dtype: str, options: Mapping[str, Any]) -> Workload:
-    shapes = input_shapes(operation, axes, options)
+    specs = input_specs(operation, axes, dtype, options)
     sizes = " ".join(f"{axis}={size}" for axis, size in axes.items())
     return Workload(
         title=f"{sizes} {dtype}",
-        inputs=tuple({"name": name, "shape": list(shapes[name]), "dtype": dtype} for name in operation.inputs),
-        upstream={"shape": list(shapes[operation.upstream]), "dtype": dtype} if operation.upstream else None,
+        inputs=tuple(specs[name] for name in operation.inputs),
+        upstream=specs[operation.upstream] if operation.upstream else None,
         options=tuple(options.get(name) for name in operation.options),
     )
 
 
-def input_shapes(
-    operation: Operation, axes: Mapping[str, int], options: Mapping[str, Any]
-) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of the operation's inputs at any size, without making them: nothing is allocated."""
+def input_specs(
+    operation: Operation, axes: Mapping[str, int], dtype: str, options: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Name, shape and dtype of each of the operation's inputs at any size, without making them: nothing is allocated.
+
+    Args:
+        dtype: of the floating inputs; indices and flags have their own.
+    """
     with torch.device("meta"):
-        inputs = operation.make_inputs(axes, operation.fills[0], torch.float32, options, torch.Generator())
-    return {name: tuple(value.shape) for name, value in inputs.items()}
+        inputs = operation.make_inputs(axes, operation.fills[0], getattr(torch, dtype), options, torch.Generator())
+    return {
+        name: {"name": name, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        for name, value in inputs.items()
+    }
 
 
 def _plain_type(text: str) -> str:

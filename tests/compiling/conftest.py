@@ -9,6 +9,7 @@ import pytest
 import reference
 from grader.assignment import Assignment, Limits, load_assignment
 from grader.measurement import CompileReport
+from reference.operation import Operation
 from workers import sandbox
 from workers.compiling import ARENA_BYTES, compile_pool, compile_report
 from workers.sandbox import SandboxPool
@@ -36,9 +37,11 @@ def compile_file(assignment: Callable[..., Assignment]) -> Iterator[Compile]:
     """Compiles a file in the sandbox, with time enough on a busy machine."""
     with compile_pool(Limits(), size=2) as pool:
 
-        def run(slug: str, source: str, *, budget_s: float = 100.0, **speed: Any) -> CompileReport:
+        def run(
+            slug: str, source: str, *, budget_s: float = 100.0, operation: Operation | None = None, **speed: Any
+        ) -> CompileReport:
             task = assignment(slug, **speed)
-            operation = reference.load(task.operation)
+            operation = operation or reference.load(task.operation)
             return compile_report(task, operation, source.encode(), pool=pool, budget_s=budget_s)
 
         yield run

@@ -1,9 +1,12 @@
 """Real files, compiled in the sandbox for sm_90 on a machine without a GPU."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import reference
 from grader.assignment import Assignment
@@ -180,6 +183,25 @@ def test_host_code_may_ask_for_a_gpu(compile_file: Compile) -> None:
 
 def test_host_code_may_look_at_its_values(compile_file: Compile) -> None:
     report = compile_file("online-softmax", softmax(host="assert x.abs().max().item() < 100"), sizes=ONE_SIZE)
+    assert report.failures == ()
+    assert report.finished
+    assert len(report.kernels) == 1
+
+
+@pytest.mark.parametrize("upstream", [None, "x"], ids=["forward", "and-backward"])
+def test_indices_are_integers_and_have_no_gradient(compile_file: Compile, upstream: str | None) -> None:
+    softmax_of_all = reference.load("softmax.online")
+
+    def make_inputs(*asked: Any) -> dict[str, torch.Tensor]:
+        made = softmax_of_all.make_inputs(*asked)
+        return {**made, "row": torch.zeros(made["x"].shape[0], dtype=torch.int64)}
+
+    operation = dataclasses.replace(
+        softmax_of_all, inputs=("x", "row"), make_inputs=make_inputs, upstream=upstream, strided_inputs=("x",)
+    )
+    source = softmax(host="assert row.dtype == torch.int64; x = x + 0 * x[row]").replace("(x):", "(x, row):")
+    source = source.replace("return y, lse", "return y + x, lse")  # which torch can go back through
+    report = compile_file("online-softmax", source, operation=operation, sizes=ONE_SIZE)
     assert report.failures == ()
     assert report.finished
     assert len(report.kernels) == 1

@@ -70,7 +70,7 @@ def test_timed_sizes_are_what_is_compiled(assignment: Callable[..., Assignment])
     assert [(spec["name"], spec["shape"], spec["dtype"]) for spec in first.inputs] == [
         (name, [16, 4096, 64], "bfloat16") for name in ("q", "k", "v")
     ]
-    assert first.upstream == {"shape": [16, 4096, 64], "dtype": "bfloat16"}
+    assert first.upstream == {"name": "do", "shape": [16, 4096, 64], "dtype": "bfloat16"}
     assert first.options == (True,)
 
 
