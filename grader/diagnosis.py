@@ -646,10 +646,14 @@ def _known_mistake(facts: _Facts) -> Diagnosis | None:
 
 def _is_blank(facts: _Facts, case: CaseGrade) -> bool:
     """Not one element of the wrong outputs is finite."""
+    outputs = _wrong_outputs(facts, case)
+    return bool(outputs) and all(output.n_not_finite == output.n_elements for output in outputs)
+
+
+def _wrong_outputs(facts: _Facts, case: CaseGrade) -> list[OutputRun]:
     run = facts.run(case)
     at_fault = {output.name for output in case.outputs if output.fault is not None}
-    outputs = [output for output in run.outputs if output.name in at_fault] if run is not None else []
-    return bool(outputs) and all(output.n_not_finite == output.n_elements for output in outputs)
+    return [output for output in run.outputs if output.name in at_fault] if run is not None else []
 
 
 def _explains(probe: MistakeOnProbe, case: CaseGrade) -> bool:
@@ -972,11 +976,8 @@ def _blank_outputs(facts: _Facts) -> list[str]:
     """Outputs of which no wrong probe has a single finite element."""
     seen: dict[str, list[bool]] = {}
     for case in facts.wrong_values:
-        run = facts.run(case)
-        at_fault = {output.name for output in case.outputs if output.fault is not None}
-        for output in run.outputs if run is not None else ():
-            if output.name in at_fault:
-                seen.setdefault(output.name, []).append(output.n_not_finite == output.n_elements)
+        for output in _wrong_outputs(facts, case):
+            seen.setdefault(output.name, []).append(output.n_not_finite == output.n_elements)
     return [name for name, blank in seen.items() if all(blank)]
 
 
