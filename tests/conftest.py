@@ -58,10 +58,21 @@ def new_sqlite_url(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], str
 
 
 @pytest.fixture(scope="session")
-def postgres_cluster() -> Iterator[PostgresCluster]:
+def _postgres_is_installed() -> None:
     if not postgres_programs():
         pytest.skip("PostgreSQL's server programs are not installed: apt-get install postgresql")
+
+
+@pytest.fixture(scope="session")
+def postgres_cluster(_postgres_is_installed: None) -> Iterator[PostgresCluster]:
     with start_postgres(durable=False) as found:  # nothing here needs to survive a crash
+        yield found
+
+
+@pytest.fixture(scope="module")
+def cluster(_postgres_is_installed: None) -> Iterator[PostgresCluster]:
+    """A server of this file's own, as an operator would run it: its tests stop and start it."""
+    with start_postgres(durable=True) as found:
         yield found
 
 

@@ -6,7 +6,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-from postgres_server import postgres_programs, start_postgres
 
 from grader import db
 from grader.course import Catalog
@@ -15,14 +14,6 @@ from grader.models import State, Submission
 from workers.tasks import Grader
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    if not postgres_programs():
-        pytest.skip("PostgreSQL's server programs are not installed: apt-get install postgresql")
-    with start_postgres(durable=True) as found:
-        yield found
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from postgres_server import PostgresCluster, postgres_programs, start_postgres
+from postgres_server import PostgresCluster
 from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 from web_campus import COURSE, SLUG, Campus, field_of, make_campus
@@ -18,14 +18,6 @@ from grader.db import Database
 from grader.models import Submission
 
 PAGE = f"/c/{COURSE}/{SLUG}"
-
-
-@pytest.fixture
-def cluster() -> Iterator[PostgresCluster]:
-    if not postgres_programs():
-        pytest.skip("PostgreSQL's server programs are not installed: apt-get install postgresql")
-    with start_postgres(durable=True) as found:
-        yield found
 
 
 @pytest.fixture
